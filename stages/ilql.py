@@ -22,9 +22,9 @@ from stages.artifacts.artifact import RunContext
 from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.modeling import torch_setup
-from stages.modeling.finite_weights import check_finite
+from stages.modeling.finite_weights import DIVERGED, check_finite
 from stages.modeling.load import check_whole_model
-from stages.modeling.pretrained import DIVERGED, save_adapter, save_model
+from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.q_heads import save_q_heads
 from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal

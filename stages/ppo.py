@@ -30,9 +30,9 @@ from stages.generation.prompts import draw_prompts, split_prompts
 from stages.modeling import families, torch_setup
 from stages.modeling.compatible_files import save_chat_template
 from stages.modeling.load import check_whole_model
-from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.pretrained import check_causal
 from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
+from stages.modeling.trainable import check_trained_model, plain_outputs
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.policy_gradient import PolicyGradient
 from stages.recipe.sections.ppo import Ppo

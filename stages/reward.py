@@ -40,10 +40,9 @@ from stages.evaluation.policy_answers import sample_answers
 from stages.evaluation.statistics import bootstrap_mean, pair_wins
 from stages.modeling import families, lora, torch_setup
 from stages.modeling.load import check_whole_model, load_causal
-from stages.modeling.plain_load import PlainOutputs, check_trained_model, plain_outputs
 from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.tokenizer import load_tokenizer
-from stages.modeling.trainable import shard_layers
+from stages.modeling.trainable import PlainOutputs, check_trained_model, plain_outputs, shard_layers
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.reward import Reward
 from stages.reward_modeling import sampled_pairs

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 import torch
 
+DIVERGED = "training diverged, and nothing is published: lower the learning rate"
+
 
 def check_finite(weights: Iterable[tuple[str, torch.Tensor]], what: str) -> None:
     """Raise ValueError, beginning with `what`, if a weight has NaN or infinity.

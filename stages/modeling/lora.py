@@ -1,7 +1,5 @@
 """Add LoRA adapters (arXiv 2106.09685) with PEFT."""
 
-from collections.abc import Sequence
-
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model, prepare_model_for_kbit_training
 from peft.tuners.lora import LoraLayer
 from transformers import PreTrainedModel
@@ -31,14 +29,12 @@ def add_lora(
     target_modules: tuple[str, ...],
     precision: str,
     scorer: bool = False,
-    new_tokens: Sequence[int] = (),
 ) -> PeftModel:
     """Freeze the model and add an untrained adapter, which alone requires gradients (with a scorer's head).
 
     Args:
         target_modules: names of layers; empty: PEFT's defaults for the family.
         scorer: whether the model is a sequence classifier.
-        new_tokens: ids whose rows in the embeddings and the output layer are trained too.
     """
     check_lora_targets(model, target_modules)
     if precision in QUANTISED:
@@ -51,7 +47,6 @@ def add_lora(
         bias="none",
         target_modules=list(target_modules) or None,
         modules_to_save=["score"] if scorer else None,
-        trainable_token_indices={name: list(new_tokens) for name in _vocabulary_layers(model)} if new_tokens else None,
     )
     model = get_peft_model(model, config)
     if scorer and precision == "bf16":
@@ -59,9 +54,3 @@ def add_lora(
     if uses_cpu_kernels(unwrap_peft(model)):
         replace_lora_layers(model)
     return model
-
-
-def _vocabulary_layers(model: PreTrainedModel) -> list[str]:
-    """List the names of the layers with one row per token, without their path."""
-    layers = (model.get_input_embeddings(), model.get_output_embeddings())
-    return [name.split(".")[-1] for name, module in model.named_modules() if module in layers]

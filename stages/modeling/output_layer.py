@@ -17,9 +17,8 @@ class ChangedLogits:
 
     def __init__(self, layer: nn.Module, changes: list[Callable[[torch.Tensor], torch.Tensor]]):
         self.layer, self.changes = layer, changes
-        sizes = getattr(layer, "token_adapter", layer)  # PEFT's wrapper of trained rows has no size
         self.weight, self.bias = layer.weight, getattr(layer, "bias", None)
-        self.in_features, self.out_features = sizes.in_features, sizes.out_features
+        self.in_features, self.out_features = layer.in_features, layer.out_features
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.layer(hidden)

@@ -15,7 +15,7 @@ from stages.distributed.sharding import gather_state
 from stages.model_files.gguf_header import is_gguf
 from stages.modeling.compatible_files import save_tokenizer, write_model
 from stages.modeling.families import check_text_only
-from stages.modeling.finite_weights import check_finite
+from stages.modeling.finite_weights import DIVERGED, check_finite
 from stages.modeling.gguf.convert import convert_gguf
 from stages.modeling.load import ADAPTER_CONFIG, check_whole_model
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
@@ -23,7 +23,6 @@ from stages.runtime.files import check_free_space, is_on_device, link_or_copy, r
 from stages.runtime.processes import is_main
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-DIVERGED = "training diverged, and nothing is published: lower the learning rate"
 FILE_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
 
@@ -127,7 +126,7 @@ def save_adapters(model, out: Path, names: list[str]) -> None:
         check_finite(get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False).items(), DIVERGED)
     if not is_main():
         return
-    # The rows of new tokens are in the adapter; PEFT would add the whole embedding, of gigabytes.
+    # PEFT may add the whole embedding, of gigabytes.
     model.save_pretrained(out, selected_adapters=names, save_embedding_layers=False)
     for name in names:
         file = (out if name == "default" else out / name) / ADAPTER_CONFIG
@@ -148,9 +147,7 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
         model = get_peft_model(model, config)
     except (ValueError, IndexError) as error:  # no such layer; no such row of the embedding
         raise ValueError(f"{_mismatch(folder, model)}: {str(error).split('. ')[0]}") from error
-    # PEFT may have saved a grown embedding whole.
-    embeddings = any(name.endswith("base_layer.weight") for name in saved)
-    expected = get_peft_model_state_dict(model, save_embedding_layers=embeddings)
+    expected = get_peft_model_state_dict(model, save_embedding_layers=False)
     for name in sorted(expected.keys() | saved.keys()):
         own, needed = (list(tensors[name].shape) if name in tensors else None for tensors in (saved, expected))
         if own != needed:

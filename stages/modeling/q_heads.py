@@ -10,7 +10,6 @@ out: the shifted policy is a causal model with another output layer. That layer 
 instance, and all that samples or scores with the model does so with the shift.
 """
 
-import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,13 +20,12 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from stages.modeling.finite_weights import check_finite
+from stages.modeling.finite_weights import DIVERGED, check_finite
 from stages.runtime.files import check_free_space, link_or_copy, read_json_object, write_json
 from stages.runtime.processes import is_main
 
 WEIGHTS, SETTINGS = "q_heads.safetensors", "q_heads.json"
 TENSORS = ("hidden.weight", "hidden.bias", "out.weight", "out.bias")
-DIVERGED = "training diverged, and nothing is published: lower the learning rate"
 
 
 class QHeads(NamedTuple):
@@ -41,11 +39,11 @@ class QHeads(NamedTuple):
         """Number of heads."""
         return len(self.tensors) // len(TENSORS)
 
-    def sizes(self) -> dict[str, int]:
-        """Return the sizes that the JSON file records."""
+    def describe(self) -> dict[str, int | float]:
+        """Return the content of the JSON file: sizes and beta."""
         vocabulary, width = self.tensors["0.out.weight"].shape
         return {"heads": self.count, "hidden_size": self.tensors["0.hidden.weight"].shape[1], "width": width,
-                "vocabulary_tokens": vocabulary}
+                "vocabulary_tokens": vocabulary, "beta": self.beta}
 
 
 def has_q_heads(folder: Path | str) -> bool:
@@ -60,25 +58,22 @@ def save_q_heads(heads: QHeads, out: Path) -> None:
         return
     check_free_space("the Q heads", out, sum(tensor.nbytes for tensor in heads.tensors.values()))
     save_file({name: t.detach().float().cpu().contiguous() for name, t in heads.tensors.items()}, out / WEIGHTS)
-    write_json(out / SETTINGS, heads.sizes() | {"beta": heads.beta})
+    write_json(out / SETTINGS, heads.describe())
 
 
 def load_q_heads(folder: Path | str) -> QHeads:
     """Load Q heads; ValueError if a file is missing or damaged, or if both disagree."""
     folder = Path(folder)
-    settings = read_json_object(folder / SETTINGS)
+    settings = read_json_object(folder / SETTINGS) or {}
     try:
-        tensors = load_file(folder / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{folder / WEIGHTS} cannot be read ({error}): copy both files of the Q heads, or run the "
-                         f"merge again") from None
-    beta = settings.get("beta") if settings else None
-    if not isinstance(beta, int | float) or isinstance(beta, bool) or not math.isfinite(beta):
-        raise ValueError(f"{folder / SETTINGS} has no number beta: copy both files of the Q heads, or run the merge "
-                         f"again")
-    heads = QHeads(tensors, float(beta))
-    _check_shapes(heads, settings, folder)
-    check_finite(tensors.items(), f"{folder / WEIGHTS} is damaged, or its training diverged")
+        heads = QHeads(load_file(folder / WEIGHTS), settings["beta"])
+        agree = heads.describe() == settings
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ValueError(f"{WEIGHTS} or {SETTINGS} cannot be read ({error}): copy both files of the Q heads, "
+                         f"or run the merge again") from None
+    if not agree:
+        raise ValueError(f"{folder / WEIGHTS} does not have the sizes in {SETTINGS}: copy both files from one folder")
+    check_finite(heads.tensors.items(), f"{folder / WEIGHTS} is damaged, or its training diverged")
     return heads
 
 
@@ -86,16 +81,6 @@ def copy_q_heads(source: Path, out: Path) -> None:
     """Copy the files of the Q heads from one folder to another, as hard links if possible."""
     for name in (WEIGHTS, SETTINGS):
         link_or_copy(source / name, out / name)
-
-
-def _check_shapes(heads: QHeads, settings: dict, folder: Path) -> None:
-    count, states, width, vocabulary = (
-        settings.get(name) for name in ("heads", "hidden_size", "width", "vocabulary_tokens"))
-    numbers = range(count) if isinstance(count, int) and 0 < count < 1000 else ()
-    shapes = dict(zip(TENSORS, ([width, states], [width], [vocabulary, width], [vocabulary]), strict=True))
-    expected = {f"{number}.{name}": shape for number in numbers for name, shape in shapes.items()}
-    if not expected or {name: list(tensor.shape) for name, tensor in heads.tensors.items()} != expected:
-        raise ValueError(f"{folder / WEIGHTS} does not have the sizes in {SETTINGS}: copy both files from one folder")
 
 
 class ShiftedOutput(nn.Linear):
@@ -139,7 +124,7 @@ def shift_output(model: PreTrainedModel, heads: QHeads) -> nn.Linear:
     Raises ValueError if the heads do not fit the model.
     """
     layer = model.get_output_embeddings()
-    sizes = heads.sizes()
+    sizes = heads.describe()
     if (sizes["hidden_size"], sizes["vocabulary_tokens"]) != (layer.in_features, layer.out_features):
         raise ValueError(
             f"the Q heads are for {sizes['hidden_size']} hidden units and {sizes['vocabulary_tokens']} tokens, and "

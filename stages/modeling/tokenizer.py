@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import torch
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 PAD = "<pad>"
@@ -22,44 +21,15 @@ def load_tokenizer(folder: Path | str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-@torch.no_grad()
-def resize_token_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Add rows to the embeddings and the output layer, so that every token id except the pad's has one.
-
-    Each new row is the mean of the old ones: it changes the softmax little (Hewitt 2021), and without random numbers an
-    adapter meets the same rows as in training. Tied weights stay tied. Returns the ids of the new rows.
-    """
-    old = model.get_input_embeddings().num_embeddings
-    missing = _tokens_without_row(tokenizer, old)
-    if not missing:
-        return []
-    needed = 1 + max(missing)
-    model.resize_token_embeddings(needed, mean_resizing=False)
-    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
-        for rows in (getattr(layer, "weight", None), getattr(layer, "bias", None)):
-            if rows is not None:
-                rows[old:] = mean_row(rows[:old]).to(rows)
-    return list(range(old, needed))
-
-
-def mean_row(rows: torch.Tensor) -> torch.Tensor:
-    """Return the mean of an embedding's rows in fp32, the initial row of a new token."""
-    return rows.float().mean(0)
-
-
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
     """Raise ValueError if the tokenizer has a token, other than the pad, without an embedding in the model."""
-    missing = _tokens_without_row(tokenizer, model.get_input_embeddings().num_embeddings)
+    rows = model.get_input_embeddings().num_embeddings
+    missing = {token: name for name, token in tokenizer.get_vocab().items()
+               if token >= rows and token != tokenizer.pad_token_id}
     if missing:
         raise ValueError(f"the tokenizer has {len(missing)} tokens without an embedding in the base, the first is "
-                         f"{missing[min(missing)]!r}, and an adapter adds none: set sft.train_new_tokens, or remove "
-                         f"them from the tokenizer")
-
-
-def _tokens_without_row(tokenizer: PreTrainedTokenizerBase, rows: int) -> dict[int, str]:
-    """Map the ids beyond an embedding of so many rows, except the pad's, to token names."""
-    return {token: name for name, token in tokenizer.get_vocab().items()
-            if token >= rows and token != tokenizer.pad_token_id}
+                         f"{missing[min(missing)]!r}, and training adds none: add rows to the base by Transformers' "
+                         f"resize_token_embeddings, or remove the tokens from the tokenizer")
 
 
 def check_special_tokens(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> None:

@@ -32,6 +32,7 @@ REMOVED_SETTINGS = {
     "sampling_engine": RemovedSetting(GPU_ADVICE, "own"),
     "max_sampler_difference_nats": RemovedSetting(GPU_ADVICE, None),
     "optimizer_in_backward": RemovedSetting("to save memory, lower microbatch_prompts or take a smaller optimizer"),
+    "train_new_tokens": RemovedSetting("grow the base first, by Transformers' resize_token_embeddings", False),
     "lexical_buckets": RemovedSetting(LEXICAL_ADVICE),
     "lexical_penalty": RemovedSetting(LEXICAL_ADVICE),
 }

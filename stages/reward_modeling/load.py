@@ -20,7 +20,7 @@ from stages.modeling.load import load_pretrained
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.merging.merge import CausalTarget
 from stages.modeling.pretrained import ADAPTER_WEIGHTS
-from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
+from stages.modeling.tokenizer import load_tokenizer
 from stages.reward_modeling.dataset import Example, pair_indices
 from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import SCORING, apply_scoring, copy_scoring, load_scoring, member_folders
@@ -72,12 +72,9 @@ class RewardTarget(CausalTarget):
         load_score_head(adapter)  # fails, without one, before anything is loaded
         scorer = load_classifier(base, self.precision, new_head=True, cpu_kernels=self.cpu_kernels)
         if model is not None:
-            scorer.resize_token_embeddings(model.get_input_embeddings().num_embeddings, mean_resizing=False)
             backbone(scorer).load_state_dict(backbone(model).state_dict(), assign=True)  # no copy of the weights
-        tokenizer = load_tokenizer(adapter)
-        resize_token_embeddings(scorer, tokenizer)
         # Only an id that the embedding has: most families could not be loaded with another one.
-        pad = tokenizer.pad_token_id
+        pad = load_tokenizer(adapter).pad_token_id
         scorer.config.pad_token_id = pad if pad < scorer.get_input_embeddings().num_embeddings else None
         apply_scoring(adapter, scorer)
         return scorer

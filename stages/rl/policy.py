@@ -28,7 +28,7 @@ from stages.distributed.units import own_units
 from stages.generation.rollout import Rollout
 from stages.modeling.adapters import POLICY, VALUE, active_adapter, adapter_parameters, is_adapter, merged_adapter
 from stages.modeling.families import backbone, hidden_size
-from stages.modeling.finite_weights import check_finite
+from stages.modeling.finite_weights import DIVERGED, check_finite
 from stages.modeling.load import autocast
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.output_layer import output_layer
@@ -36,7 +36,7 @@ from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states
 from stages.modeling.packed.sequences import PackedResponses, pack_responses, scatter_to_rows
 from stages.modeling.packed.shared_prefix import pack_rows
 from stages.modeling.packed.token_logprobs import selective_log_softmax
-from stages.modeling.pretrained import DIVERGED, save_adapter, save_adapters, save_model
+from stages.modeling.pretrained import save_adapter, save_adapters, save_model
 from stages.modeling.torch_setup import without_autocast
 from stages.reward_modeling.load import RewardAdapter, SharedScorer, add_reward_adapter, load_classifier
 

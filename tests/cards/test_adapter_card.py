@@ -23,7 +23,7 @@ def test_its_code_loads_the_adapter_that_was_saved(scorer, tmp_path):
     optional = {"optional_weights": ("score.weight",), "num_labels": 1} if scorer else {}
     model = load_pretrained(kind, base, "fp32", **optional) if scorer else load_causal(base)
     model = lora.add_lora(model, precision="fp32", r=2, alpha=2, dropout=0.0, target_modules=("q_proj", "v_proj"),
-                          **({"scorer": True} if scorer else {"new_tokens": []}))
+                          scorer=scorer)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:

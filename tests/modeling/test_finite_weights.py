@@ -47,7 +47,7 @@ def test_a_model_that_diverged_is_not_published(base, tmp_path):
 
 
 def test_an_adapter_is_neither_published_nor_read(base, tmp_path, monkeypatch):
-    model = lora.add_lora(load_causal(base), precision="fp32", new_tokens=[], r=2, alpha=2, dropout=0.0,
+    model = lora.add_lora(load_causal(base), precision="fp32", r=2, alpha=2, dropout=0.0,
                           target_modules=("q_proj",))
     checked = []
     monkeypatch.setattr(pretrained, "check_finite", lambda weights, _: checked.extend(name for name, _ in weights))

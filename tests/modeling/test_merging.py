@@ -218,13 +218,13 @@ def test_a_reward_adapter_on_sft_on_base_gives_what_merging_step_by_step_gives(b
 
 
 def test_a_head_that_changes_on_its_way_to_disk_is_refused(base, chain, tmp_path, monkeypatch):
-    real = modeling_merge._save
+    real = modeling_merge.write_shards
 
     def changed(model, tensors, *more):
         tensors.adapters[-1].whole["score.weight"][0, 0] += 1e-6
         real(model, tensors, *more)
 
-    monkeypatch.setattr(modeling_merge, "_save", changed)
+    monkeypatch.setattr(modeling_merge, "write_shards", changed)
     with pytest.raises(ValueError, match=r"score head of .* nothing is published"):
         tiny_models.merge(chain / "sft-merged", [chain / "reward"], tmp_path / "merged")
 

@@ -6,8 +6,8 @@ import torch
 from stages import ppo, reward, sft
 from stages.modeling import lora
 from stages.modeling.load import load_causal
-from stages.modeling.plain_load import check_trained_model, plain_outputs
 from stages.modeling.pretrained import copy_pretrained, save_adapter
+from stages.modeling.trainable import check_trained_model, plain_outputs
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.reward import Reward
 from stages.recipe.sections.sft import Sft

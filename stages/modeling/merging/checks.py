@@ -6,7 +6,6 @@ Shapes: B rows, T tokens, V vocabulary.
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from peft.tuners.trainable_tokens import TrainableTokensLayer
 
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.packed.forward import packed_hidden_states
@@ -70,20 +69,14 @@ def layer_changes(model: PeftModel) -> list[dict]:
     """Measure the change of every matrix that the active adapter changes.
 
     `change_norm` is the Frobenius norm of what will be added (alpha / r * B @ A), `relative_change` its ratio to the
-    matrix's own norm. Trained rows of an embedding are included, once if the output layer is tied to it.
+    matrix's own norm.
     """
     rows = []
     for name, module in unwrap_peft(model).named_modules():
         if isinstance(module, LoraLayer):
-            change, weight = module.get_delta_weight("default"), module.get_base_layer().weight
-        elif isinstance(module, TrainableTokensLayer) and module.tied_adapter is None:
-            weight = module.get_base_layer().weight
-            change = module.trainable_tokens_delta["default"] - weight[module.token_indices["default"]]
-        else:
-            continue
-        norm = float(change.float().norm())
-        rows.append({"name": name.removesuffix(".token_adapter"), "change_norm": norm,
-                     "relative_change": norm / float(weight.float().norm())})
+            norm = float(module.get_delta_weight("default").float().norm())
+            weight_norm = float(module.get_base_layer().weight.float().norm())
+            rows.append({"name": name, "change_norm": norm, "relative_change": norm / weight_norm})
     return rows
 
 

@@ -13,12 +13,7 @@ from transformers import PreTrainedModel
 
 from stages.artifacts.artifact import MANIFEST, read_manifest
 from stages.modeling.adapters import is_adapter, is_reward_adapter, load_score_head
-from stages.modeling.compatible_files import (
-    add_rope_of_transformers_4,
-    save_tokenizer,
-    set_generation_config,
-    write_model,
-)
+from stages.modeling.compatible_files import save_tokenizer, set_generation_config, write_model
 from stages.modeling.load import load_causal
 from stages.modeling.merging.checks import (
     check_report,
@@ -37,7 +32,7 @@ from stages.modeling.merging.shards import (
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.modeling.pretrained import load_adapter
 from stages.modeling.q_heads import copy_q_heads, has_q_heads, shift_by_folder
-from stages.modeling.tokenizer import load_tokenizer, resize_token_embeddings
+from stages.modeling.tokenizer import load_tokenizer
 from stages.runtime.environment import return_freed_memory
 from stages.runtime.files import check_free_space, write_json
 
@@ -60,12 +55,11 @@ class CausalTarget:
         return load_causal(folder, precision=self.precision, cpu_kernels=self.cpu_kernels)
 
     def prepare(self, model: PreTrainedModel | None, base: Path, adapter: Path) -> PreTrainedModel:
-        """Return the model that `adapter` goes on: `base`, or `model`, the merge so far; with a row for every token.
+        """Return the model that `adapter` goes on: `base`, or `model`, the merge so far.
 
         Q heads beside the adapter shift its logits, so that the merge compares the policy that is sampled.
         """
         model = self.load(base) if model is None else model
-        resize_token_embeddings(model, load_tokenizer(adapter))
         if has_q_heads(adapter):
             shift_by_folder(model, adapter)
         return model
@@ -125,12 +119,14 @@ def merge(
     if can_stream(model, tensors):
         release_weights(model, DTYPES[dtype])
         return_freed_memory()
-        _save(model, tensors, tokenizer, out, max_shard_bytes)
+        write_shards(model, tensors, out, max_shard_bytes)
+        save_tokenizer(tokenizer, out)
     elif target.precision != "fp32":
         raise ValueError(f"the weights of {source} are converted as they are loaded, and are merged in memory: set "
                          f"merge.check_precision to fp32")
     else:
-        _cast(model, DTYPES[dtype])
+        for parameter in model.parameters():  # `model.to` would round the rotary frequencies too, which no loader does
+            parameter.data = parameter.data.to(DTYPES[dtype])
         write_model(model, tokenizer, out, max_shard_size=max_shard_bytes)
     del model, tensors, layers
     return_freed_memory()  # the reloaded one needs as much
@@ -161,11 +157,10 @@ def _merge_adapters(base: Path, adapters: list[Path], target: CausalTarget
     for adapter in adapters:
         is_last = adapter == adapters[-1]
         model = (target if is_last else language_model).prepare(model, base, adapter)
-        rows = model.get_input_embeddings().num_embeddings
         model = load_adapter(model, adapter)
         before = target.evaluate(model) if is_last else {}
         with_adapter = probe_outputs(model)
-        adapter_layers.append(AdapterLayers(model, adapter, rows))
+        adapter_layers.append(AdapterLayers(model, adapter))
         layers += [{"adapter": str(adapter)} | row for row in layer_changes(model)]
         model = model.merge_and_unload(safe_merge=True)
         differences.append((max_difference(with_adapter, probe_outputs(model)), _measure_resolution(model, target)))
@@ -224,16 +219,3 @@ def _round(model: PreTrainedModel, dtype: str) -> torch.Tensor:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(DTYPES[dtype]).to(parameter.dtype)
     return probe_outputs(model)
-
-
-def _save(model: PreTrainedModel, tensors: MergedTensors, tokenizer, out: Path, max_shard_bytes: int) -> None:
-    """Write the merged weights shard by shard from the base's files, and what belongs to them."""
-    write_shards(model, tensors, out, max_shard_bytes)
-    add_rope_of_transformers_4(out)
-    save_tokenizer(tokenizer, out)
-
-
-def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Cast parameters only: `model.to` would round the rotary frequencies too, which no loader does."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)

@@ -11,16 +11,15 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from peft.tuners.trainable_tokens import TrainableTokensLayer
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import dot_natural_key
 
+from stages.modeling.compatible_files import add_rope_of_transformers_4
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.pretrained import ADAPTER_WEIGHTS
-from stages.modeling.tokenizer import mean_row
 from stages.runtime.files import write_text
 
 FILE_PATTERN, INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
@@ -28,31 +27,13 @@ LAYER_TOLERANCE = 1e-4  # of the largest output of a matrix in fp32: adapter bes
 
 
 class AdapterLayers:
-    """What one adapter changes in the model that it is loaded on: layers, whole tensors, and rows of new tokens.
+    """What one adapter changes in the model that it is loaded on: layers, and whole tensors, such as a head."""
 
-    rows: of the embedding that the adapter was trained on.
-    """
-
-    def __init__(self, model: PeftModel, adapter: Path, rows: int):
-        inner = unwrap_peft(model)
-        self.layers = {name.removesuffix(".token_adapter"): module for name, module in inner.named_modules()
-                       if isinstance(module, LoraLayer | TrainableTokensLayer)}
-        saved = load_file(adapter / ADAPTER_WEIGHTS)
-        self.whole = {_plain_name(name): tensor for name, tensor in saved.items()
-                      if ".lora_" not in name and not name.endswith("trainable_tokens_delta")}
-        self.token_rows = {_plain_name(name): tensor for name, tensor in saved.items()
-                           if name.endswith("trainable_tokens_delta")}
-        self.rows = rows
-
-    def merge(self, name: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return one merged tensor. tensors: those of the same module before this adapter, in fp32, by full name."""
-        path, _, leaf = name.rpartition(".")
-        layer = self.layers.get(path)
-        if isinstance(layer, TrainableTokensLayer) and leaf == "weight":
-            token_rows = self.token_rows.get(path, layer.trainable_tokens_delta["default"].detach()).float()
-            return tensors[name].index_copy(0, torch.tensor(layer.token_indices["default"]), token_rows.cpu())
-        return tensors[name] if layer is None or isinstance(layer, TrainableTokensLayer) else _merge_layer(
-            layer, path, leaf, tensors)
+    def __init__(self, model: PeftModel, adapter: Path):
+        self.layers = {name: module for name, module in unwrap_peft(model).named_modules()
+                       if isinstance(module, LoraLayer)}
+        self.whole = {name.removeprefix("base_model.model."): tensor
+                      for name, tensor in load_file(adapter / ADAPTER_WEIGHTS).items() if ".lora_" not in name}
 
 
 @torch.no_grad()
@@ -85,9 +66,6 @@ class MergedTensors:
         self.adapters = adapters
         self._files = {name: file for file in sorted(folder.glob("*.safetensors")) for name in _tensor_names(file)}
         self._prefix = f"{model.base_model_prefix}."
-        vocabulary = (model.get_input_embeddings(), model.get_output_embeddings())
-        self._vocabulary = {f"{name}.{leaf}" for name, module in model.named_modules() if module in vocabulary
-                            for leaf in module._parameters}
 
     def has(self, name: str) -> bool:
         """Check whether the files or an adapter hold this tensor."""
@@ -101,20 +79,16 @@ class MergedTensors:
             names += [f"{path}.{leaf}" for leaf in ("weight", "bias") if self.has(f"{path}.{leaf}")]
         tensors = {each: self._load(each) for each in dict.fromkeys(names) if self._stored_name(each) in self._files}
         for adapter in self.adapters:
-            tensors = {each: self._grow(each, tensor, adapter.rows) for each, tensor in tensors.items()}
             tensors |= {each: adapter.whole[each].float() for each in names if each in adapter.whole}
-            tensors |= {each: adapter.merge(each, tensors) for each in tensors}
+            if path in adapter.layers:
+                tensors |= {each: _merge_layer(adapter.layers[path], path, each.rpartition(".")[2], tensors)
+                            for each in tensors}
         return tensors[name]
 
     def _load(self, name: str) -> torch.Tensor:
         stored = self._stored_name(name)
         with safe_open(self._files[stored], "pt") as tensors:  # opened anew: an open file's pages stay in memory
             return tensors.get_tensor(stored).to(torch.float32, copy=True)
-
-    def _grow(self, name: str, tensor: torch.Tensor, rows: int) -> torch.Tensor:
-        if name not in self._vocabulary or len(tensor) >= rows:
-            return tensor
-        return torch.cat([tensor, mean_row(tensor).expand(rows - len(tensor), *tensor.shape[1:])])
 
     def _stored_name(self, name: str) -> str:
         """Name of a tensor in the files: some bases, as GPT-2, are stored without the head's prefix."""
@@ -146,6 +120,7 @@ def write_shards(model: PreTrainedModel, tensors: MergedTensors, out: Path, max_
     dtype = model.dtype
     model.config.dtype, model.config.architectures = str(dtype).split(".")[1], [type(model).__name__]
     model.config.save_pretrained(out)
+    add_rope_of_transformers_4(out)
     if model.can_generate():
         model.generation_config.save_pretrained(out)
     parameters = sorted(model.named_parameters(), key=lambda item: dot_natural_key(item[0]))
@@ -164,10 +139,3 @@ def write_shards(model: PreTrainedModel, tensors: MergedTensors, out: Path, max_
 def _tensor_names(file: Path) -> list[str]:
     with safe_open(file, "pt") as tensors:
         return list(tensors.keys())
-
-
-def _plain_name(name: str) -> str:
-    """Name a tensor of an adapter's file as the model without an adapter does."""
-    for part in (".base_layer", ".token_adapter", ".trainable_tokens_delta"):
-        name = name.replace(part, "")
-    return name.removeprefix("base_model.model.")

@@ -13,7 +13,7 @@ from stages.modeling.packed.sequences import PackedBatch, pack, round_up_tokens
 
 FORWARD_TOKENS = 8192  # in one forward pass, unless one text has more: bounds its memory
 PACKING_ROWS = (20, 12)  # tokens: a few first ids, often special ones, round to any result in a deep model in bf16
-PACKING_LIMIT = 0.2  # relative difference (2-norm) of two computations of one text, as in plain_load.py for int8
+PACKING_LIMIT = 0.2  # relative difference (2-norm) of two computations of one text, as in trainable.py for int8
 
 
 def pad_batch(

@@ -58,8 +58,7 @@ def entropy(probabilities: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor
 
 def logits_chunk_tokens(layer: nn.Module, device: torch.device) -> int:
     """Return the number of tokens whose logits are in memory at once."""
-    vocabulary = getattr(layer, "token_adapter", layer).out_features  # PEFT's wrapper of trained rows has no size
-    return max(MIN_CHUNK_TOKENS, CHUNK_LOGITS[device.type] // vocabulary)
+    return max(MIN_CHUNK_TOKENS, CHUNK_LOGITS[device.type] // layer.out_features)
 
 
 def _logprobs(layer: nn.Module, hidden, token_ids, temperature: float) -> torch.Tensor:

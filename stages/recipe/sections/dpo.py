@@ -75,8 +75,6 @@ class Dpo:
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the initial adapter, the data order and dropout [script]", within=SEED)
 
-    train_new_tokens = False  # no setting
-
     def __post_init__(self):
         check_training(self)
         if self.label_smoothing and self.loss == "ipo":

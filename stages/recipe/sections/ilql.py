@@ -78,7 +78,7 @@ class Ilql:
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the initial adapter and heads, the data order and dropout [ours]", within=SEED)
 
-    sharding, train_new_tokens = "none", False  # no settings
+    sharding = "none"  # no setting
 
     def __post_init__(self):
         check_training(self)

@@ -92,7 +92,7 @@ class ExpertIteration(RewardSettings):
     log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the adapter, prompts, sampling and the data order [ours]", within=SEED)
 
-    sharding, train_new_tokens = "none", False  # no settings
+    sharding = "none"  # no setting
 
     def __post_init__(self):
         super().__post_init__()

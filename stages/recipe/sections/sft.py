@@ -25,8 +25,6 @@ class Sft:
 
     lora: Lora = setting(Lora(), "the adapter")
     tune: Literal["lora", "full"] = setting("lora", "what is trained: an adapter, or all weights [script]")
-    train_new_tokens: bool = setting(
-        False, "add embedding rows for tokens that only the tokenizer has, and train them [ours]")
     precision: Precision = setting("int8", "precision of the base model in training [script]")
     packing: Literal["wrapped", "bfd"] = setting(
         "wrapped", "'wrapped': concatenate and cut [script]; 'bfd': best-fit decreasing, without attention across "
