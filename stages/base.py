@@ -62,9 +62,9 @@ def train_from_scratch(config: Base, out: Path, pairs: Path) -> dict[str, float]
     blocks = PackedBlocks(documents, order, scratch.sequence_length_tokens, "bfd", answers_only=False)
     torch.manual_seed(config.seed)
     model = build_small_llama(
-        tokenizer, hidden_size=scratch.hidden_size, intermediate_size=scratch.intermediate_size, layers=scratch.layers,
-        heads=scratch.heads, max_position_tokens=scratch.max_position_tokens,
-        initializer_range=scratch.initializer_range)
+        tokenizer, hidden_size=scratch.hidden_size, intermediate_size=scratch.intermediate_size,
+        num_hidden_layers=scratch.layers, num_attention_heads=scratch.heads,
+        max_position_embeddings=scratch.max_position_tokens, initializer_range=scratch.initializer_range)
     use_packed_attention(model, resolve_cpu_kernels(config.cpu_kernels))
     step_tokens = scratch.batch_sequences * scratch.sequence_length_tokens
     steps = min(scratch.epochs * len(blocks) / scratch.batch_sequences, scratch.max_tokens / step_tokens)

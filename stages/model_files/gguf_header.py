@@ -29,11 +29,6 @@ class GgufHeader(NamedTuple):
     parameters: int
 
     @property
-    def architecture(self) -> str:
-        """Return the model's family, as llama.cpp names it."""
-        return self.values["general.architecture"]
-
-    @property
     def pre_tokenizer(self) -> str:
         """Return how a text is split before the merges, as llama.cpp names it."""
         return self.values["tokenizer.ggml.pre"]
@@ -63,7 +58,6 @@ def read_gguf_header(file: Path) -> GgufHeader:
     _check_architecture(file, values.get("general.architecture"))
     _check_tokenizer(file, values)
     weights = [tensor for tensor in reader.tensors if len(tensor.shape) > 1]
-    _check_quantisation(file, {tensor.tensor_type for tensor in weights})
     counts: dict[str, int] = {}
     for tensor in weights:
         name = tensor.tensor_type.name
@@ -103,15 +97,3 @@ def _check_tokenizer(file: Path, values: dict) -> None:
                          f"wrongly; give the model's folder with safetensors weights")
     if "tokenizer.ggml.eos_token_id" not in values:
         raise ValueError(f"{file} names no end-of-sequence token: answers could never end")
-
-
-def _check_quantisation(file: Path, types: set) -> None:
-    import numpy as np
-    from gguf import GGML_QUANT_SIZES, dequantize
-
-    for kind in types:
-        try:
-            dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
-        except NotImplementedError:
-            raise ValueError(f"{file} has weights of the kind {kind.name}, which the package gguf cannot read: give "
-                             f"another file of this model, as Q8_0") from None

@@ -10,6 +10,7 @@ import torch
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 
 def backbone(model: PreTrainedModel) -> PreTrainedModel:
@@ -74,30 +75,14 @@ def first_layers(config: PretrainedConfig, layers: int | None) -> dict:
 def check_lora_targets(model: PreTrainedModel, names: tuple[str, ...]) -> None:
     """Raise ValueError if PEFT has no default targets for the family, or if no layer has one of the names."""
     family = model.config.model_type
+    matrices = ", ".join(sorted({name.split(".")[-1] for name, module in backbone(model).named_modules()
+                                 if isinstance(module, nn.Linear | Conv1D)}))
     if not names and family not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
-        raise ValueError(
-            f"PEFT knows no LoRA targets for {family}: set lora.target_modules to some of "
-            f"{', '.join(_matrix_names(model))}"
-        )
+        raise ValueError(f"PEFT knows no LoRA targets for {family}: set lora.target_modules to some of {matrices}")
     layers = [f".{name}" for name, _ in model.named_modules()]
     unknown = [name for name in names if not any(layer.endswith(f".{name}") for layer in layers)]
     if unknown:
-        raise ValueError(
-            f"lora.target_modules: {family} has no {', '.join(unknown)}; it has {', '.join(_matrix_names(model))}"
-        )
-
-
-def _matrix_names(model: PreTrainedModel) -> list[str]:
-    """List the names of the layers with a weight matrix, without embeddings and head."""
-    return sorted(
-        {
-            name.split(".")[-1]
-            for name, module in backbone(model).named_modules()
-            if getattr(module, "weight", None) is not None
-            and module.weight.dim() == 2
-            and not isinstance(module, nn.Embedding)
-        }
-    )
+        raise ValueError(f"lora.target_modules: {family} has no {', '.join(unknown)}; it has {matrices}")
 
 
 def _check_position_ids(inner: nn.Module, args: tuple, kwargs: dict) -> None:

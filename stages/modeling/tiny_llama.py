@@ -28,29 +28,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary_tokens: int) -> PreTrainedT
     )
 
 
-def build_small_llama(
-    tokenizer,
-    *,
-    hidden_size: int,
-    intermediate_size: int,
-    layers: int,
-    heads: int,
-    max_position_tokens: int,
-    initializer_range: float,
-) -> LlamaForCausalLM:
-    """Build a LLaMA with random weights and tied embeddings."""
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=max_position_tokens,
-        initializer_range=initializer_range,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    return LlamaForCausalLM(config)
+def build_small_llama(tokenizer, **sizes) -> LlamaForCausalLM:
+    """Build a LLaMA with random weights and tied embeddings; sizes: arguments of LlamaConfig."""
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=len(tokenizer), tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, **sizes))

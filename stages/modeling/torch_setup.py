@@ -40,6 +40,12 @@ def without_autocast(x: torch.Tensor) -> torch.autocast:
     return torch.autocast(x.device.type, enabled=False)
 
 
+def product_dtype(x: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which matrix products of `x` are computed: autocast's, or its own."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
 @contextmanager
 def allow_nondeterministic() -> Iterator[None]:
     """Let torch call kernels for a GPU that it does not call deterministic, without the warning that they are not."""

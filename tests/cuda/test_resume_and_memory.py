@@ -129,8 +129,8 @@ def build_wide_model(device):
     """A model of 17 M weights: so many that Python's and the libraries' memory does not count."""
     torch.manual_seed(0)
     return tiny_models.build_small_llama(
-        tiny_models.tokenizer(), hidden_size=512, intermediate_size=1024, layers=6, heads=8, max_position_tokens=256,
-        initializer_range=0.02).to(device)
+        tiny_models.tokenizer(), hidden_size=512, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=8,
+        max_position_embeddings=256, initializer_range=0.02).to(device)
 
 
 @every_device

@@ -31,8 +31,8 @@ def make_tokenizer():
 
 def make_model(tokenizer, seed: int = 0):
     torch.manual_seed(seed)
-    return build_small_llama(tokenizer, hidden_size=16, intermediate_size=32, layers=1, heads=2, max_position_tokens=96,
-                             initializer_range=0.3)
+    return build_small_llama(tokenizer, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+                             num_attention_heads=2, max_position_embeddings=96, initializer_range=0.3)
 
 
 def save_inputs(root: Path, tokenizer) -> dict:

@@ -33,8 +33,8 @@ def tokenizer():
 def llama(tok, seed: int = 0, width: int = 32):
     torch.manual_seed(seed)
     return build_small_llama(
-        tok, hidden_size=width, intermediate_size=2 * width, layers=2, heads=2, max_position_tokens=256,
-        initializer_range=0.2,
+        tok, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=256, initializer_range=0.2,
     ).eval()
 
 

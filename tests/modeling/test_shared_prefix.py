@@ -8,11 +8,7 @@ import torch
 from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
 from stages.modeling.packed.sequences import pack_responses, scatter_to_rows
-from stages.modeling.packed.shared_prefix import (
-    longest_rows_by_prompt,
-    pack_with_repeated_prompts,
-    pack_with_shared_prefix,
-)
+from stages.modeling.packed.shared_prefix import pack_rows, pack_with_shared_prefix, row_lengths
 from tests.helpers.architectures import FAMILIES, save
 
 RNG = random.Random(0)
@@ -71,7 +67,7 @@ def test_states_and_gradients_are_those_of_separate_texts(family, tmp_path):
 
 def pack_both(prompts, answers):
     device = torch.device("cpu")
-    return pack_with_repeated_prompts(prompts, answers, device), pack_responses(prompts, answers, device)
+    return tuple(pack_rows(prompts, answers, device, share_prompts=share) for share in (True, False))
 
 
 def test_prompts_that_come_several_times_in_any_order_are_packed_once(tmp_path):
@@ -97,4 +93,4 @@ def test_prompts_that_differ_are_packed_as_they_were():
 
 
 def test_rows_of_a_prompt_have_the_length_of_its_longest():
-    assert longest_rows_by_prompt([[1, 2], [3], [1, 2]], [[4], [5], [6, 7, 8]]) == [5, 2, 5]
+    assert row_lengths([[1, 2], [3], [1, 2]], [[4], [5], [6, 7, 8]], share_prompts=True) == [5, 2, 5]

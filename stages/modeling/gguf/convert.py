@@ -64,7 +64,8 @@ def _load_model(file: Path, header: GgufHeader, dtype: torch.dtype) -> PreTraine
                 output_loading_info=True)
     except Exception as error:  # of a file from elsewhere anything may be wrong
         words = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"Transformers cannot read the model in {file}: {words[:200]}") from error
+        raise ValueError(f"Transformers cannot read the model in {file}: {words[:200]}; give another file of this "
+                         f"model, as Q8_0, or its folder with safetensors weights") from error
     parameters = model.num_parameters()
     if info["missing_keys"] or parameters != header.parameters:
         raise ValueError(f"{file} holds {header.parameters:,} weights, of which a {model.config.model_type} model of "

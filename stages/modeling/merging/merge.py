@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from stages.artifacts.artifact import MANIFEST, read_manifest
+from stages.artifacts.artifact import MANIFEST
 from stages.modeling.adapters import is_adapter, is_reward_adapter, load_score_head
 from stages.modeling.compatible_files import save_tokenizer, set_generation_config, write_model
 from stages.modeling.load import load_causal
@@ -34,7 +34,7 @@ from stages.modeling.pretrained import load_adapter
 from stages.modeling.q_heads import copy_q_heads, has_q_heads, shift_by_folder
 from stages.modeling.tokenizer import load_tokenizer
 from stages.runtime.environment import return_freed_memory
-from stages.runtime.files import check_free_space, write_json
+from stages.runtime.files import check_free_space, read_json_object, write_json
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 REPORT = "merge.json"
@@ -75,7 +75,7 @@ class CausalTarget:
         and Q heads."""
         if has_q_heads(adapter):
             copy_q_heads(adapter, out)
-        manifest = read_manifest(adapter) if (adapter / MANIFEST).is_file() else {}
+        manifest = read_json_object(adapter / MANIFEST) or {}
         set_generation_config(model, load_tokenizer(adapter), manifest.get("config", {}))
 
 

@@ -21,6 +21,7 @@ from stages.modeling.cpu_kernels import attention as kernels
 from stages.modeling.cpu_kernels.build import apply, supports
 from stages.modeling.packed import varlen
 from stages.modeling.packed.sequences import PackedBatch
+from stages.modeling.torch_setup import product_dtype
 
 PACKED, PACKED_CPU_KERNELS = "packed", "packed_cpu_kernels"
 BLOCK_QUERIES = 192  # rows of 768 tokens take a quarter of the time; smaller blocks gain nothing more
@@ -59,7 +60,7 @@ def attend(
     if isinstance(batch, PackedBatch) and cpu_kernels and softcap is None and supports(query, key, value):
         return apply(_KernelAttention, query, key, value, batch, scaling, sliding_window), None
     if (isinstance(batch, PackedBatch) and softcap is None
-            and varlen.supports(query, dtype := _product_dtype(query))):
+            and varlen.supports(query, dtype := product_dtype(query))):
         return varlen.attend_varlen(query, key, value, batch.varlen_index, scaling, sliding_window, dtype), None
     groups = query.shape[1] // key.shape[1]
     if batch is not None and not isinstance(batch, PackedBatch):
@@ -130,9 +131,9 @@ class _PackedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, batch: PackedBatch, scaling: float, window: int | None):
-        dtype = _product_dtype(query)
+        dtype = product_dtype(query)
         query, key, value = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
-        out, saved = _empty_like(value, batch), []
+        out, saved = batch.allocate(value), []
         bias = _causal_bias(batch.buckets[-1].num_columns, window, query)
         with torch.autocast("cpu", enabled=False):
             for bucket in batch.buckets:
@@ -153,8 +154,7 @@ class _PackedAttention(torch.autograd.Function):
     def backward(ctx, grad_out):
         saved, batch = iter(ctx.saved_tensors), ctx.batch
         grad_out = grad_out[0]
-        grads = [torch.zeros_like(grad_out) if batch.shares_prefixes else _empty_like(grad_out, batch)
-                 for _ in range(3)]
+        grads = [batch.allocate(grad_out) for _ in range(3)]
         for bucket in batch.buckets:
             query, key, value, *weights = islice(saved, 3 + len(_blocks(bucket.num_columns)))
             padded = bucket.pad(grad_out.to(query.dtype))
@@ -170,7 +170,7 @@ class _KernelAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, batch: PackedBatch, scaling: float, window: int | None):
-        dtype = _product_dtype(query)
+        dtype = product_dtype(query)
         states = [kernels.contiguous_heads(x[0].transpose(0, 1).to(dtype)) for x in (query, key, value)]
         out, softmax_stats = kernels.forward(*states, batch, scaling, window)
         ctx.save_for_backward(*states, softmax_stats)
@@ -185,13 +185,6 @@ class _KernelAttention(torch.autograd.Function):
         grads = kernels.backward(*states, grad_out, softmax_stats, *ctx.arguments)
         grads = [x.to(dtype).transpose(0, 1)[None] for x, dtype in zip(grads, ctx.dtypes, strict=True)]
         return *grads, None, None, None
-
-
-def _empty_like(values: torch.Tensor, batch: PackedBatch) -> torch.Tensor:
-    """Allocate a tensor like `values` [N, H, W], with 0 in the filler."""
-    out = values.new_empty(values.shape)
-    out[batch.num_tokens :] = 0
-    return out
 
 
 def _bucket_gradients(
@@ -221,11 +214,6 @@ def _bucket_gradients(
 def _blocks(columns: int) -> list[slice]:
     """Split a bucket's queries into blocks. Keys after a block are in the future of all its queries, and left out."""
     return [slice(first, min(first + BLOCK_QUERIES, columns)) for first in range(0, columns, BLOCK_QUERIES)]
-
-
-def _product_dtype(like: torch.Tensor) -> torch.dtype:
-    kind = like.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
 
 
 def _causal_bias(columns: int, window: int | None, like: torch.Tensor) -> torch.Tensor:

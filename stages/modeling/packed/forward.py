@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from stages.modeling.families import backbone
@@ -20,14 +21,9 @@ def pad_batch(
     rows: list[list[int]], side: str = "right", device: torch.device | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Pad token ids to (input_ids, attention_mask), both [rows, longest] int64; the filler is id 0, masked."""
-    longest = max(map(len, rows))
-    input_ids = torch.zeros(len(rows), longest, dtype=torch.long)
-    attention_mask = torch.zeros_like(input_ids)
-    for index, row in enumerate(rows):
-        columns = slice(0, len(row)) if side == "right" else slice(longest - len(row), longest)
-        input_ids[index, columns] = torch.tensor(row)
-        attention_mask[index, columns] = 1
-    return input_ids.to(device), attention_mask.to(device)
+    ids = [torch.tensor(row) for row in rows]
+    masks = [torch.ones_like(row) for row in ids]
+    return tuple(pad_sequence(each, batch_first=True, padding_side=side).to(device) for each in (ids, masks))
 
 
 def chunk_by_length(

@@ -109,6 +109,14 @@ class PackedBatch:
     row_index: RowIndex
     shares_prefixes: bool = False
 
+    def allocate(self, like: torch.Tensor) -> torch.Tensor:
+        """Allocate values [N, ...]: 0 in the filler, and everywhere if the rows of a token are summed."""
+        if self.shares_prefixes:
+            return like.new_zeros(like.shape)
+        out = like.new_empty(like.shape)
+        out[self.num_tokens :] = 0
+        return out
+
     @cached_property
     def varlen_index(self) -> VarlenIndex:
         """Index the rows as torch's varlen kernel takes them, on the batch's device; built once for all layers."""

@@ -47,29 +47,29 @@ def pack_rows(
     share_prompts: a prompt that comes several times is packed once, which changes the rounding of its rows. A method
     with one response per prompt does without: that a prompt comes twice would be chance.
     """
-    return (pack_with_repeated_prompts if share_prompts else pack_responses)(prompts, responses, device)
-
-
-def row_lengths(prompts: list[list[int]], responses: list[list[int]], share_prompts: bool) -> list[int]:
-    """Return the tokens of each row, by which batches are formed; share_prompts: of the longest with its prompt."""
-    if share_prompts:
-        return longest_rows_by_prompt(prompts, responses)
-    return [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
-
-
-def pack_with_repeated_prompts(
-    prompts: list[list[int]], responses: list[list[int]], device: torch.device
-) -> PackedResponses:
-    """Pack each prompt with its response, as `pack_responses`; a prompt that comes several times is packed once."""
     rows_of: dict[tuple[int, ...], list[int]] = {}
     for row, prompt in enumerate(prompts):
         rows_of.setdefault(tuple(prompt), []).append(row)
-    if len(rows_of) == len(prompts):
+    if not share_prompts or len(rows_of) == len(prompts):
         return pack_responses(prompts, responses, device)
     groups = list(rows_of.values())
     packed = pack_with_shared_prefix(
         [prompts[rows[0]] for rows in groups], [[responses[row] for row in rows] for rows in groups], device)
     return _reorder_rows(packed, torch.tensor([row for rows in groups for row in rows], device=device))
+
+
+def row_lengths(prompts: list[list[int]], responses: list[list[int]], share_prompts: bool) -> list[int]:
+    """Return the tokens of each row, by which batches are formed.
+
+    share_prompts: those of the longest row with its prompt; sorted by these, such rows stay together.
+    """
+    lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
+    if not share_prompts:
+        return lengths
+    longest: dict[tuple[int, ...], int] = {}
+    for prompt, length in zip(map(tuple, prompts), lengths, strict=True):
+        longest[prompt] = max(longest.get(prompt, 0), length)
+    return [longest[tuple(prompt)] for prompt in prompts]
 
 
 def _reorder_rows(packed: PackedResponses, rows: torch.Tensor) -> PackedResponses:
@@ -80,12 +80,3 @@ def _reorder_rows(packed: PackedResponses, rows: torch.Tensor) -> PackedResponse
         batch=replace(batch, starts=batch.starts[old], lengths=batch.lengths[old]),
         scatter_index=rows[row] * packed.mask.shape[1] + column, mask=packed.mask[old],
         last_positions=packed.last_positions[old])
-
-
-def longest_rows_by_prompt(prompts: list[list[int]], responses: list[list[int]]) -> list[int]:
-    """Return, for each row, the tokens of the longest row with its prompt: sorted by it, such rows stay together."""
-    longest: dict[tuple[int, ...], int] = {}
-    keys = list(map(tuple, prompts))
-    for key, response in zip(keys, responses, strict=True):
-        longest[key] = max(longest.get(key, 0), len(key) + len(response))
-    return [longest[key] for key in keys]

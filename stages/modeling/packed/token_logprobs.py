@@ -14,8 +14,8 @@ from stages.modeling.cpu_kernels.build import call, supports
 from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.forward import FORWARD_TOKENS, chunk_by_length, packed_hidden_states, uses_cpu_kernels
 from stages.modeling.packed.sequences import round_up_tokens
-from stages.modeling.packed.shared_prefix import pack_with_repeated_prompts, row_lengths
-from stages.modeling.torch_setup import without_autocast
+from stages.modeling.packed.shared_prefix import pack_rows, row_lengths
+from stages.modeling.torch_setup import product_dtype, without_autocast
 from stages.runtime.progress import Progress
 
 # In memory at once; on a CPU what fits its cache.
@@ -85,10 +85,7 @@ class _FrozenLayer(torch.autograd.Function):
     def forward(ctx, hidden, weight, bias, token_ids, temperature: float, cpu_kernels: bool):
         tokens = len(token_ids)
         states = functional.pad(hidden, (0, 0, 0, round_up_tokens(tokens) - tokens))
-        dtype = weight.dtype
-        kind = hidden.device.type
-        if torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
+        dtype = product_dtype(weight)
         weight = weight.to(dtype)
         with without_autocast(hidden):
             logits = functional.linear(states.to(dtype), weight, None if bias is None else bias.to(dtype)).float()
@@ -119,8 +116,7 @@ def response_logprobs(
     progress = Progress(label, sum(map(len, own)), "texts") if label else None
     logprobs = [torch.zeros(len(response)) for response in responses]
     for chunk in own:
-        packed = pack_with_repeated_prompts(
-            [prompts[i] for i in chunk], [responses[i] for i in chunk], model.device)
+        packed = pack_rows([prompts[i] for i in chunk], [responses[i] for i in chunk], model.device, share_prompts=True)
         hidden = packed_hidden_states(model, packed.batch, packed.predictor_positions)
         flat = selective_log_softmax(
             output_layer(model), hidden, packed.token_ids, temperature, cpu_kernels=uses_cpu_kernels(model)
