@@ -9,6 +9,7 @@ from stages.modeling.load import load_causal
 from stages.modeling.packed import forward
 from stages.modeling.packed.sequences import pack_responses, scatter_to_rows
 from stages.modeling.packed.shared_prefix import pack_rows, pack_with_shared_prefix, row_lengths
+from stages.modeling.packed.token_logprobs import response_logprobs
 from tests.helpers.architectures import FAMILIES, save
 
 RNG = random.Random(0)
@@ -84,6 +85,14 @@ def test_prompts_that_come_several_times_in_any_order_are_packed_once(tmp_path):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
     last, last_ = (states(model, texts, texts.last_positions) for texts in (shared, apart))
     torch.testing.assert_close(last, last_, atol=2e-5, rtol=1e-4)
+
+
+def test_prompts_that_take_turns_keep_their_responses_log_probabilities(tmp_path):
+    prompts, responses = [[5, 6, 7], [8, 9, 10], [5, 6, 7], [8, 9, 10]], [[7, 8], [9, 10], [11, 12], [13, 14]]
+    model = load_causal(save(FAMILIES["llama"], tmp_path))
+    together = response_logprobs(model, prompts, responses, 1.0)
+    alone = [response_logprobs(model, [prompts[i]], [responses[i]], 1.0)[0] for i in range(len(prompts))]
+    torch.testing.assert_close(torch.stack(together), torch.stack(alone), atol=2e-5, rtol=1e-4)
 
 
 def test_prompts_that_differ_are_packed_as_they_were():

@@ -13,7 +13,7 @@ from stages.distributed.units import own_units
 from stages.modeling.cpu_kernels.build import call, supports
 from stages.modeling.output_layer import output_layer
 from stages.modeling.packed.forward import FORWARD_TOKENS, chunk_by_length, packed_hidden_states, uses_cpu_kernels
-from stages.modeling.packed.sequences import round_up_tokens
+from stages.modeling.packed.sequences import round_up_tokens, scatter_to_rows
 from stages.modeling.packed.shared_prefix import pack_rows, row_lengths
 from stages.modeling.torch_setup import product_dtype, without_autocast
 from stages.runtime.progress import Progress
@@ -120,9 +120,9 @@ def response_logprobs(
         hidden = packed_hidden_states(model, packed.batch, packed.predictor_positions)
         flat = selective_log_softmax(
             output_layer(model), hidden, packed.token_ids, temperature, cpu_kernels=uses_cpu_kernels(model)
-        ).cpu()
-        for i, row in zip(chunk, flat.split([len(responses[i]) for i in chunk]), strict=True):
-            logprobs[i] = row
+        )
+        for i, row in zip(chunk, scatter_to_rows(flat, packed).cpu(), strict=True):
+            logprobs[i] = row[: len(responses[i])]
         if progress:
             progress.advance(len(chunk))
     if progress:
