@@ -4,6 +4,7 @@ It takes some seconds for a vocabulary of 50,000 tokens.
 """
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,10 +59,9 @@ def read_gguf_header(file: Path) -> GgufHeader:
     _check_architecture(file, values.get("general.architecture"))
     _check_tokenizer(file, values)
     weights = [tensor for tensor in reader.tensors if len(tensor.shape) > 1]
-    counts: dict[str, int] = {}
+    counts = Counter()
     for tensor in weights:
-        name = tensor.tensor_type.name
-        counts[name] = counts.get(name, 0) + int(tensor.n_elements)
+        counts[tensor.tensor_type.name] += int(tensor.n_elements)
     if not counts:
         raise ValueError(f"{file} holds no weights: download it again")
     return GgufHeader(values, max(counts, key=counts.get), sum(int(tensor.n_elements) for tensor in reader.tensors))

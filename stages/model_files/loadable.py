@@ -10,6 +10,19 @@ ADAPTER_CONFIG = "adapter_config.json"  # PEFT's
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model")  # one of them
 
 
+def check_whole_model(folder: Path | str) -> None:
+    """Raise ValueError if the folder holds an adapter.
+
+    Transformers would load its base with it, and a new adapter would then take its place: training, with all checks
+    content, would start from the base.
+    """
+    folder = Path(folder)
+    if (folder / ADAPTER_CONFIG).is_file():
+        merged = folder.with_name(f"{folder.name}-merged")
+        advice = f"give {merged}" if merged.is_dir() else f"merge it first: python -m stages.merge --adapter {folder}"
+        raise ValueError(f"{folder} is an adapter, and a whole model is needed here: {advice}")
+
+
 def check_base_files(model: str) -> None:
     """Raise ValueError, in one line, for a local folder or GGUF file that the stage `base` could not load.
 
@@ -22,9 +35,7 @@ def check_base_files(model: str) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    if (folder / ADAPTER_CONFIG).is_file():
-        raise ValueError(f"{folder} is an adapter, and a whole model is needed here: merge it first, by python -m "
-                         f"stages.merge --adapter {folder}")
+    check_whole_model(folder)
     problems: list[str] = []
     config = read_json_object(folder / "config.json", problems)
     if config is None or "model_type" not in config:

@@ -16,9 +16,10 @@ from torch import nn
 
 from stages.artifacts import artifact
 from stages.distributed import sharding
-from stages.modeling.load import ADAPTER_CONFIG
+from stages.model_files.loadable import ADAPTER_CONFIG
 from stages.modeling.lora import adapted_layers, unwrap_peft
 from stages.modeling.pretrained import ADAPTER_WEIGHTS
+from stages.runtime.files import read_json_object
 
 POLICY, VALUE = "default", "value"  # adapter names; "default" is PEFT's
 HEAD = "score.weight"
@@ -87,8 +88,7 @@ def is_reward_model(folder: Path) -> bool:
     """Check whether the artifact is a reward model: an adapter with a score head, or a whole sequence classifier."""
     if is_adapter(folder):
         return is_reward_adapter(folder)
-    config = folder / "config.json"
-    architectures = json.loads(config.read_text(encoding="utf-8")).get("architectures") if config.is_file() else None
+    architectures = (read_json_object(folder / "config.json") or {}).get("architectures")
     return bool(architectures) and architectures[0].endswith("ForSequenceClassification")
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 from transformers.models.gptj import modeling_gptj
 
+from stages.model_files.loadable import check_whole_model
 from stages.modeling.cpu_kernels.build import load_library
 from stages.modeling.cpu_kernels.layers import replace_layers
 from stages.modeling.families import backbone, caps_attention, check_positions, check_text_only, first_layers
@@ -22,7 +23,6 @@ from stages.modeling.packed.forward import check_packing
 from stages.modeling.q_heads import has_q_heads, shift_by_folder
 
 QUANTISED = ("int8", "nf4")
-ADAPTER_CONFIG = "adapter_config.json"  # PEFT's
 GPTJ = "gptj"  # the family whose attention has no interface in Transformers
 
 
@@ -57,19 +57,6 @@ def precision_arguments(precision: str) -> dict:
     else:
         return {"dtype": torch.bfloat16 if precision == "bf16" else torch.float32}
     return {"dtype": torch.bfloat16, "quantization_config": quantised}
-
-
-def check_whole_model(folder: Path | str) -> None:
-    """Raise ValueError if the folder holds an adapter.
-
-    Transformers would load its base with it, and a new adapter would then take its place: training, with all checks
-    content, would start from the base.
-    """
-    folder = Path(folder)
-    if (folder / ADAPTER_CONFIG).is_file():
-        merged = folder.with_name(f"{folder.name}-merged")
-        advice = f"give {merged}" if merged.is_dir() else f"merge it first: python -m stages.merge --adapter {folder}"
-        raise ValueError(f"{folder} is an adapter, and a whole model is needed here: {advice}")
 
 
 def load_causal(folder: Path | str, precision: str = "fp32", cpu_kernels: str = "off") -> PreTrainedModel:

@@ -13,11 +13,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from stages.distributed.sharding import gather_state
 from stages.model_files.gguf_header import is_gguf
+from stages.model_files.loadable import ADAPTER_CONFIG, check_base_files
 from stages.modeling.compatible_files import save_tokenizer, write_model
 from stages.modeling.families import check_text_only
 from stages.modeling.finite_weights import DIVERGED, check_finite
 from stages.modeling.gguf.convert import convert_gguf
-from stages.modeling.load import ADAPTER_CONFIG, check_whole_model
 from stages.modeling.tokenizer import check_special_tokens, load_tokenizer
 from stages.runtime.files import check_free_space, is_on_device, link_or_copy, read_json_object, used_bytes, write_json
 from stages.runtime.processes import is_main
@@ -43,13 +43,8 @@ def copy_pretrained(model: str, revision: str | None, out: Path) -> dict[str, fl
 
 def _copy_folder(model: str, revision: str | None, out: Path) -> None:
     source = Path(model) if Path(model).is_dir() else _download(model, revision)
-    check_whole_model(source)
+    check_base_files(str(source))
     files = [f for pattern in FILE_PATTERNS for f in sorted(source.glob(pattern))]
-    if not any(f.suffix == ".safetensors" for f in files):
-        raise ValueError(
-            f"{model} has no .safetensors weights; pickled weights are never loaded. "
-            f"Convert it with save_pretrained(..., safe_serialization=True)"
-        )
     _check_links(source, files)
     copied_bytes = used_bytes(*(file for file in files if not is_on_device(file, out)))  # the others are linked
     check_free_space(f"the copy of {model}", out, copied_bytes)

@@ -88,13 +88,9 @@ def _set_matmul_precision() -> None:
     'medium' lets oneDNN multiply in bf16, which it does only with AMX. Without AMX it multiplies in fp32, at 2.2 times
     MKL's rate on an AMD core and at MKL's rate on an Intel one.
     """
-    if not torch.cuda.is_available() and torch.backends.mkldnn.is_available() and not _has_amx():
+    may_have_amx = torch.cpu.get_capabilities().get("amx_tile", True)
+    if not torch.cuda.is_available() and torch.backends.mkldnn.is_available() and not may_have_amx:
         torch.set_float32_matmul_precision("medium")
-
-
-def _has_amx() -> bool:
-    """Check whether the processor has AMX; True if unknown."""
-    return bool(torch.cpu.get_capabilities().get("amx_tile", True))
 
 
 def _keep_freed_memory() -> None:

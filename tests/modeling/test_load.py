@@ -131,10 +131,10 @@ def _link_weights(folder):
 
 
 @pytest.mark.parametrize("damage, says", [
-    (_truncate, "cannot be loaded"), (_drop_a_weight, "lacks the weights model.layers.1.mlp.up_proj.weight"),
+    (_truncate, "is not whole"), (_drop_a_weight, "lacks the weights model.layers.1.mlp.up_proj.weight"),
     (_reshape_a_weight, "cannot be loaded"), (_make_infinite, "not finite"),
     (lambda folder: (folder / "config.json").write_text('{"model_type": "no-such"}'), "cannot be loaded"),
-    (lambda folder: (folder / "config.json").write_text("{"), "cannot be loaded"),
+    (lambda folder: (folder / "config.json").write_text("{"), "holds no model that Transformers can load"),
     (_link_weights, "is a link to"),
 ])
 def test_a_base_that_cannot_be_loaded_is_refused_in_one_line(base, tmp_path, damage, says):

@@ -104,7 +104,7 @@ def test_a_copied_base_needs_room_where_it_cannot_be_linked(tmp_path, free, monk
     (tmp_path / "base").mkdir()
     (tmp_path / "out").mkdir()
     (tmp_path / "base" / "model.safetensors").write_bytes(bytes(500))
-    monkeypatch.setattr(pretrained, "check_whole_model", lambda folder: None)
+    monkeypatch.setattr(pretrained, "check_base_files", lambda folder: None)
     monkeypatch.setattr(pretrained, "is_on_device", lambda file, folder: False)
     free(499)
     with pytest.raises(ValueError, match=r"the copy of .*base: needs 500 bytes of disk space"):
