@@ -1,11 +1,10 @@
 """Find the sources in what a user gives as a dump: only names and paths, nothing is read.
 
-A new kind of source needs a function and a line in KINDS; its reader is chosen by `Source.kind`.
+A new kind of source needs a case in `_sources_in`; its reader is chosen by `Source.kind`.
 """
 
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from operator import attrgetter
@@ -85,13 +84,17 @@ def _merge(site: str, sources: list[Source]) -> Source:
 
 def _sources_in(name: str) -> list[Source]:
     """Find the sources in one file, folder or hub id; those of dumps may lack their posts or votes."""
-    try:
-        for _, matches, read in KINDS:
-            if matches(name):
-                return read(name)
-        raise _not_a_source(name)
-    except OSError as error:
-        raise ValueError(f"{error.filename or name}: cannot be read: {error.strerror or error}") from None
+    path = Path(name)
+    if file := _parse_file(path):
+        return _read_file(file, name)
+    if path.is_dir() and (files := _dump_files(path)):
+        return [_source(file, str(file.path.parent if file.has_plain_name else file.path)) for file in files]
+    is_parquet = path.is_file() and name.lower().endswith(".parquet")
+    if is_parquet or (path.is_dir() and any(file.is_file() for file in path.rglob("*.parquet"))):
+        return [Source(name, None, "parquet")]
+    if _is_hub_id(name):
+        return [Source(name, None, "hub")]
+    raise _not_a_source(name)
 
 
 def _not_a_source(name: str) -> ValueError:
@@ -139,13 +142,8 @@ def site_name(folder: Path) -> str:
     return re.sub(r"(-(Posts|Votes))?(\.7z)?$", "", folder.absolute().name, flags=re.IGNORECASE) or "unknown"
 
 
-def _is_dump_file(name: str) -> bool:
-    return _parse_file(Path(name)) is not None
-
-
-def _read_file(name: str) -> list[Source]:
+def _read_file(file: _File, name: str) -> list[Source]:
     """Return the file's source, and that of the votes beside it."""
-    file = _parse_file(Path(name))
     if file.table not in (None, *USED_TABLES):
         raise ValueError(f"{name}: the {file.table} of a dump, which are not used; give its Posts.xml (or -Posts.7z), "
                          f"and its Votes where it has them")
@@ -185,37 +183,6 @@ def _site_files(folder: Path) -> list[_File]:
     return [file for file in files if not has_own_site or file.site == site_name(folder)]
 
 
-def _has_dumps(name: str) -> bool:
-    return Path(name).is_dir() and bool(_dump_files(Path(name)))
-
-
-def _read_folder(name: str) -> list[Source]:
-    return [_source(file, str(file.path.parent if file.has_plain_name else file.path))
-            for file in _dump_files(Path(name))]
-
-
-def _is_parquet(name: str) -> bool:
-    return name.lower().endswith(".parquet") and Path(name).is_file()
-
-
-def _has_parquet(name: str) -> bool:
-    return Path(name).is_dir() and any(file.is_file() for file in Path(name).rglob("*.parquet"))
-
-
 def _is_hub_id(name: str) -> bool:
     is_file = FILE_SUFFIX.fullmatch(name) or any(pattern.fullmatch(name) for pattern, _ in NOT_A_DUMP)
     return not is_file and HUB_ID.fullmatch(name) is not None and not Path(name).exists()
-
-
-def _read_published(kind: str) -> Callable[[str], list[Source]]:
-    return lambda name: [Source(name, None, kind)]
-
-
-# Name, test, and reader of each kind; the first that matches is used.
-KINDS = (
-    ("a file of a dump", _is_dump_file, _read_file),
-    ("a folder of dumps", _has_dumps, _read_folder),
-    ("a parquet file", _is_parquet, _read_published("parquet")),
-    ("a folder of parquet files", _has_parquet, _read_published("parquet")),
-    ("a data set on the hub", _is_hub_id, _read_published("hub")),
-)
