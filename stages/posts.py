@@ -17,6 +17,7 @@ import shutil
 from pathlib import Path
 
 from stages.cards.dataset_card import render_posts_card
+from stages.recipe.recipe import select_settings
 from stages.recipe.sections.data import Posts
 from stages.runtime.files import hash_input, write_json, write_text
 from stages.runtime.process_pool import ProcessPool
@@ -25,8 +26,7 @@ from stages.stackexchange.questions.counts import posts_metrics
 from stages.stackexchange.questions.join import check_ids
 from stages.stackexchange.questions.parts import PartTask, QuestionFilter, build_parts, publish_parts
 from stages.stackexchange.questions.post_columns import ANSWER_BOT, WATERMARKS
-from stages.stackexchange.questions.scan import run_scans, write_quarantine
-from stages.stackexchange.questions.scan_tasks import plan_scans
+from stages.stackexchange.questions.scan import plan_scans, run_scans, write_quarantine
 from stages.stackexchange.questions.sorted_runs import list_run_files
 
 
@@ -54,31 +54,28 @@ def run(config: Posts, out: Path, *, dump: list[str], processes: int = 1) -> dic
 def convert(config: Posts, out: Path, scratch: Path, dump: list[str], workers: ProcessPool) -> dict:
     """Write the parts and the quarantine to `out`, and return the metrics."""
     # 1. Plan: find the sources, unpack their tables, split them into spans.
-    with_votes = config.votes == "up"
-    sources = select_sources(find_sources(dump), config.sites, with_votes)
-    plan = plan_scans(sources, scratch, with_votes=with_votes, part_bytes=config.part_bytes, seed=config.seed,
-                      max_bad_rows_share=config.max_bad_rows_share, max_row_bytes=config.max_row_bytes,
-                      exclude=_excluded_posts(config))
+    given = select_sources(find_sources(dump), config.sites, needs_votes=config.votes == "up")
+    sources, tasks = plan_scans(given, scratch, config.part_bytes, seed=config.seed,
+                                max_row_bytes=config.max_row_bytes, exclude=_excluded_posts(config))
 
     # 2. Scan: read each span into sorted runs.
     try:
-        posts, votes = run_scans(plan.tasks, [source.name for source in plan.sources], workers)
+        posts, votes = run_scans(tasks, sources, config.max_bad_rows_share, workers)
     finally:
-        write_quarantine(plan.tasks, out / "quarantine.jsonl")
+        write_quarantine(tasks, out / "quarantine.jsonl")
 
     # 3. Join the runs into parts: posts to their questions, and votes to their posts.
-    runs = list_run_files(scratch)
-    runs["upvotes"] = check_ids(runs, plan.sources, plan.parts, config.seed, scratch, workers)
-    question_filter = QuestionFilter(config.sites, config.tags, config.asked_from, config.asked_before,
-                                     config.code_languages, config.min_answers)
-    parts = [PartTask(number, runs, plan.sources, question_filter, config.max_question_bytes,
-                      scratch / f"part-{number:05d}.parquet") for number in range(plan.parts)]
+    runs, number_of_parts = list_run_files(scratch), tasks[0].parts
+    runs["upvotes"] = check_ids(runs, sources, number_of_parts, config.seed, scratch, workers)
+    question_filter = QuestionFilter(**select_settings(QuestionFilter, config))
+    parts = [PartTask(number, runs, sources, question_filter, config.max_question_bytes,
+                      scratch / f"part-{number:05d}.parquet") for number in range(number_of_parts)]
     metrics = posts_metrics(posts, votes, build_parts(parts, config.max_questions, workers))
     if not metrics["questions"]:
         raise ValueError(f"{', '.join(dump)}: no question is left of {metrics['rows_read']} rows; "
                          f"dropped: {metrics['dropped']}")
 
-    metrics["source_files"] = _hash_source_files(sources, with_votes)
+    metrics["source_files"] = _hash_source_files(given)
 
     # 4. Publish the parts.
     publish_parts(parts, config.part_bytes, out)
@@ -90,11 +87,10 @@ def _excluded_posts(config: Posts) -> tuple[str, ...]:
                                                (ANSWER_BOT, config.drop_answer_bot)) if is_dropped)
 
 
-def _hash_source_files(sources: list[Source], with_votes: bool) -> dict[str, dict[str, str]]:
+def _hash_source_files(sources: list[Source]) -> dict[str, dict[str, str]]:
     """Compute the SHA-256 of each file that was read, by site and file name, to compare with published lists."""
-    tables = [(source.site, table) for source in sources
-              for table in (source.posts, source.votes if with_votes else None) if table]
+    files = dict.fromkeys((source.site, Path(table.path)) for source in sources for table in source.tables)
     hashes: dict[str, dict[str, str]] = {}
-    for site, path in dict.fromkeys((site, Path(table.path)) for site, table in tables):
+    for site, path in files:
         hashes.setdefault(site, {})[path.name] = hash_input(path)
     return hashes

@@ -56,8 +56,8 @@ ROOMS = {
     "reward_checks": ("runtime", "render", "modeling", "generation", "reward_modeling", "rewards", "evaluation",
                       "reporting", *PROMPTS),
     "kl_frontier": ("evaluation.summary", "pooling", "reporting", "artifacts", "runtime", "render"),
-    "planning": ("render", "runtime", "model_files", "stackexchange.pairs", "stackexchange.questions.scoring",
-                 "stackexchange.dump.seven_zip"),
+    "planning": ("render", "runtime", "model_files", "stackexchange.pairs", "stackexchange.questions.table",
+                 "stackexchange.dump.archives"),
     "chat": ("artifacts", "runtime", "render", "modeling", "generation", "reward_modeling", "evaluation.statistics",
              *PROMPTS),
 }

@@ -23,13 +23,11 @@ import pyarrow.parquet as pq
 
 from stages.recipe.sections.data import Posts
 from stages.stackexchange.dump.scan_log import ScanLog
-from stages.stackexchange.dump.xml_rows import read_rows
-from stages.stackexchange.dump.xml_table import split_spans
-from stages.stackexchange.questions.counts import QuestionCounts
+from stages.stackexchange.dump.xml_table import read_rows, split_spans
+from stages.stackexchange.questions.counts import Counts
 from stages.stackexchange.questions.join import question_record
 from stages.stackexchange.questions.post_columns import QUESTION, post_columns
-from stages.stackexchange.questions.scan import BATCH_ROWS
-from stages.stackexchange.questions.scan_tasks import SPAN_BYTES
+from stages.stackexchange.questions.scan import BATCH_ROWS, SPAN_BYTES
 from stages.stackexchange.questions.sorted_runs import add_key_column, question_keys
 from stages.stackexchange.questions.table import write_questions
 
@@ -39,7 +37,7 @@ SITE, LIMITS = "site", Posts()
 def scan_to_parquet(xml: Path, folder: Path) -> None:
     """Write the posts with their keys, a file per span."""
     for number, span in enumerate(split_spans(xml, "posts", "dump", SPAN_BYTES)):
-        log = ScanLog("dump", io.StringIO(), LIMITS.max_row_bytes, LIMITS.max_bad_rows_share)
+        log = ScanLog("dump", io.StringIO(), LIMITS.max_row_bytes)
         rows, tables = read_rows(xml, span, log), []
         while batch := list(islice(rows, BATCH_ROWS)):
             tables.append(post_columns(*zip(*batch, strict=True), log))
@@ -62,7 +60,7 @@ def sort_and_join(folder: Path, threads: int, memory_limit: str, out: Path) -> N
     batches = database.sql(f"SELECT * FROM {posts} ORDER BY {order}").to_arrow_reader(1000)
     rows = (row for batch in batches for row in batch.to_pylist())
     groups = (list(group) for _, group in groupby(rows, key=itemgetter("key", "question_id")))
-    write_questions(out, (question_record(posts[0], posts[1:], SITE, QuestionCounts()) for posts in groups
+    write_questions(out, (question_record(posts[0], posts[1:], SITE, Counts()) for posts in groups
                           if posts[0]["kind"] == QUESTION and len(posts) > LIMITS.min_answers))
 
 

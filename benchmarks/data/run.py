@@ -49,14 +49,13 @@ import sys, time
 from pathlib import Path
 from stages.recipe.sections.data import Posts
 from stages.stackexchange.dump.xml_table import split_spans
-from stages.stackexchange.questions.scan_tasks import SPAN_BYTES
-from stages.stackexchange.questions.scan import XmlScan, scan
+from stages.stackexchange.questions.scan import SPAN_BYTES, ScanTask, scan
 start, path, limits = time.process_time(), Path(sys.argv[1]), Posts()
 parts = -(-path.stat().st_size // limits.part_bytes)
 for number, span in enumerate(split_spans(path, "posts", "dump", SPAN_BYTES)):
-    scan(XmlScan(number=number, source=0, name="dump", site="site", table="posts", path=path, span=span, parts=parts,
-                 folder=Path(sys.argv[2]), seed=0, max_row_bytes=limits.max_row_bytes,
-                 max_bad_rows_share=limits.max_bad_rows_share))
+    scan(ScanTask(number=number, source=0, name="dump", site="site", table="posts", path=path, span=span, parts=parts,
+                  size_bytes=span.stop - span.start, folder=Path(sys.argv[2]), seed=0,
+                  max_row_bytes=limits.max_row_bytes))
 print(time.process_time() - start)
 """
 

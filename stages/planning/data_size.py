@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from stages.stackexchange.questions.scoring import answer_score
+from stages.stackexchange.questions.table import answer_score
 
 MEAN_LENGTH_SHARE = 0.5  # of the limit of a text whose length is not known; an assumption
 CHARACTERS_PER_TOKEN = 4  # of English and code in a large vocabulary; an assumption

@@ -8,7 +8,7 @@ import pytest
 from stages.evaluation.pair_accuracy import HeldOutPairs
 from stages.evaluation.statistics import bootstrap_mean
 from stages.reward_checks.measures import estimate_noise_ceiling, probability_order_is_right, votes_of_scores
-from stages.stackexchange.questions.scoring import answer_score
+from stages.stackexchange.questions.table import answer_score
 
 
 def test_scores_are_inverted_to_votes():

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from stages.stackexchange.pairs.draw import assign_split, better_is_later, draw_pairs
-from stages.stackexchange.questions.scoring import answer_score
+from stages.stackexchange.questions.table import answer_score
 
 SHARES = {"finetune": 3.0, "reward": 3.0, "rl": 3.0, "evaluation": 1.8}
 

@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from stages.recipe.sections.data import Posts
-from stages.stackexchange.dump import xml_rows as row_reading
 from stages.stackexchange.dump import xml_table
 from tests.helpers import stackexchange_dumps
 from tests.helpers.stackexchange_dumps import (
@@ -111,7 +110,7 @@ def test_text_is_unescaped_exactly_once(tmp_path):
         "no newline", "reversed"])
 @pytest.mark.parametrize("block_bytes", [1 << 20, 50])
 def test_spellings_of_one_dump(tmp_path, monkeypatch, change, block_bytes):
-    monkeypatch.setattr(row_reading, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(xml_table, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(xml_table, "HEAD_BYTES", 100)
     raw = document(*(qa_rows(number) for number in range(1, 40, 3)))
     _, expected = make_posts(tmp_path / "a", write_dump(tmp_path, raw))
@@ -152,7 +151,7 @@ BAD_ROWS = {
 @pytest.mark.parametrize("bad, reason", BAD_ROWS.values(), ids=BAD_ROWS)
 @pytest.mark.parametrize("last", [False, True])
 def test_one_bad_row_is_set_aside(tmp_path, monkeypatch, bad, reason, last):
-    monkeypatch.setattr(row_reading, "BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(xml_table, "BLOCK_BYTES", 10_000)
     monkeypatch.setattr(xml_table, "HEAD_BYTES", 400)
     before, after = qa_rows(1).encode(), b"" if last else qa_rows(20).encode()
     raw = document().replace(b"</posts>", before + bad + after + b"</posts>")
@@ -167,10 +166,10 @@ def test_one_bad_row_is_set_aside(tmp_path, monkeypatch, bad, reason, last):
 
 
 def test_places_of_bad_rows_and_no_more_in_memory_than_a_row_may_have(tmp_path, monkeypatch):
-    monkeypatch.setattr(row_reading, "BLOCK_BYTES", 5000)
+    monkeypatch.setattr(xml_table, "BLOCK_BYTES", 5000)
     monkeypatch.setattr(xml_table, "HEAD_BYTES", 400)
-    sizes, parse_block = [], row_reading._parse_block
-    monkeypatch.setattr(row_reading, "_parse_block",
+    sizes, parse_block = [], xml_table._parse_block
+    monkeypatch.setattr(xml_table, "_parse_block",
                         lambda block, *rest: sizes.append(len(block)) or parse_block(block, *rest))
     long = question(50).replace("question 50", "x\n" * 50_000)
     raw = document(qa_rows(1), long, qa_rows(10), question("y"), question(60), long.replace("50", "51"))

@@ -18,7 +18,7 @@ from stages.runtime.files import check_free_space
 from stages.stackexchange.dump import archives, xml_table
 from stages.stackexchange.dump.archives import unpack_table
 from stages.stackexchange.dump.sources import Source, Table, find_sources
-from stages.stackexchange.questions import scan_tasks
+from stages.stackexchange.questions import scan
 from tests.helpers import stackexchange_dumps
 from tests.helpers.stackexchange_dumps import document, qa_rows, write_dump
 
@@ -454,7 +454,7 @@ def test_all_tables_need_room_before_the_first_is_unpacked(tmp_path, free):
         free(free_bytes, scratch)
         refusal_of_plan = pytest.raises(ValueError, match=r"a\.7z, .*b\.xml: needs .* of scratch space")
         with refusal_of_plan if refused else nullcontext():
-            scan_tasks._check_scratch_space(tables, scratch)
+            scan._check_scratch_space(tables, scratch)
     free(len(MANY) + needed, scratch)
     (scratch / "left").write_bytes(MANY)  # by a killed run
-    scan_tasks._check_scratch_space(tables, scratch)
+    scan._check_scratch_space(tables, scratch)

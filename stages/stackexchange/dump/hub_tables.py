@@ -20,7 +20,6 @@ from stages.stackexchange.dump.scan_log import ScanLog
 from stages.stackexchange.questions.table import group_by_size
 
 BATCH_ROWS = 1000
-SPAN_BYTES = 32 << 20
 LICENSE = "CC BY-SA 4.0"  # of the tables, as their cards say
 Convert = Callable[[dict], dict]  # a row of the table to a question record
 
@@ -30,8 +29,8 @@ def list_parquet_files(path: Path) -> list[Path]:
     return sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
 
 
-def split_row_groups(file: Path) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Split a file into spans of about SPAN_BYTES: yield (numbers of row groups, their bytes).
+def split_row_groups(file: Path, span_bytes: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Split a file into spans of about `span_bytes`: yield (numbers of row groups, their bytes).
 
     Raises ValueError if it is neither of the two tables.
     """
@@ -42,14 +41,14 @@ def split_row_groups(file: Path) -> Iterator[tuple[tuple[int, ...], int]]:
     _select_conversion(table.schema_arrow.names, str(file))
     numbers = range(table.num_row_groups)
     for groups, size_bytes in group_by_size(
-            numbers, lambda number: table.metadata.row_group(number).total_byte_size, SPAN_BYTES):
+            numbers, lambda number: table.metadata.row_group(number).total_byte_size, span_bytes):
         yield tuple(groups), size_bytes
 
 
 def read_records(name: str, row_groups: tuple[int, ...] | None, log: ScanLog) -> Iterator[tuple[int, dict]]:
     """Yield (number of the row, question record) from row groups of a file, or from all of a Hub data set (None).
 
-    A row that cannot be used is set aside. Raises ValueError if the data set cannot be read, or at too many bad rows.
+    A row that cannot be used is set aside. Raises ValueError if the data set cannot be read.
     """
     rows, convert = _open_hub(name) if row_groups is None else _open_file(name, row_groups)
     for number, row in enumerate(rows, 1):
@@ -58,7 +57,6 @@ def read_records(name: str, row_groups: tuple[int, ...] | None, log: ScanLog) ->
         except (KeyError, TypeError, ValueError, IndexError) as error:
             log.counts["rows_read"] += 1
             log.set_aside(_one_line(error), number, str(row.get("qid")))
-            log.check()
             continue
         log.counts["rows_read"] += 1 + len(record["answers"])  # one per post, as in a dump
         yield number, record

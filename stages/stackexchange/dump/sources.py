@@ -37,6 +37,11 @@ class Source:
     posts: Table | None = None  # of a dump
     votes: Table | None = None  # of a dump that has its votes
 
+    @property
+    def tables(self) -> list[Table]:
+        """List the tables of a dump."""
+        return [table for table in (self.posts, self.votes) if table]
+
 
 def find_sources(dump: list[str]) -> list[Source]:
     """Find every source in these files, folders and hub ids, sorted by site and name.
@@ -56,7 +61,7 @@ def find_sources(dump: list[str]) -> list[Source]:
 def select_sources(sources: list[Source], sites: tuple[str, ...], needs_votes: bool) -> list[Source]:
     """Select the dumps of these sites (empty: all), and all published tables, which hold many sites.
 
-    Raises ValueError if there are none, or if one lacks the votes it needs.
+    Votes that are not needed are left out. Raises ValueError if there are none, or if one lacks the votes it needs.
     """
     selected = [source for source in sources if not sites or source.site is None or source.site in sites]
     if not selected:
@@ -65,7 +70,7 @@ def select_sources(sources: list[Source], sites: tuple[str, ...], needs_votes: b
     for source in selected:
         if needs_votes and source.votes is None:
             raise ValueError(f"{source.name}: votes=up needs the site's Votes.xml, which is not here")
-    return selected
+    return selected if needs_votes else [replace(source, votes=None) for source in selected]
 
 
 def _merge(site: str, sources: list[Source]) -> Source:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import isnan
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -49,29 +50,32 @@ def build_pairs(row_group: tuple[Path, int], rules: PairRules) -> tuple[dict[str
         pairs = _question_pairs(question, rules, counts)
         rows[split] += pairs
         if pairs:
-            counts.counts["questions_by_split"][split] += 1
-            counts.counts["pairs_by_split"][split] += len(pairs)
+            counts["questions_by_split"][split] += 1
+            counts["pairs_by_split"][split] += len(pairs)
     return {name: pa.Table.from_pylist(pairs, schema=SCHEMA) for name, pairs in rows.items()}, counts.as_dict()
 
 
 def _question_pairs(question: dict, rules: PairRules, counts: PairCounts) -> list[dict]:
     """Build one question's rows of SCHEMA: draw the pairs, then convert each post that they need once."""
     answers, site, qid = question["answers"], question["site"], question["question_id"]
-    counts.counts["posts_in"].update(questions=1, answers=len(answers))
+    counts["posts_in"].update(questions=1, answers=len(answers))
     times = [parse_seconds(answer.get("date")) for answer in answers] if rules.later_wins else None
     drawn = draw_pairs([a["score"] for a in answers], rules.max_pairs, rules.seed, site, qid, rules.min_gap, times)
     if not drawn:
         counts.drop(_no_pair_reason(times), 1 + len(answers))
         return []
-    counts.counts["done"]["pairs_drawn"] += len(drawn)
-    posts = ConvertedPosts(question, rules, counts)
-    if posts.question_fault:
-        counts.drop(f"question {posts.question_fault}", 1 + len(answers))
-        counts.counts["dropped_pairs"][f"question {posts.question_fault}"] += len(drawn)
+    counts["done"]["pairs_drawn"] += len(drawn)
+    prompt = _convert(question["question"], question, qid, rules.lengths.question, rules, counts)
+    if prompt.fault:
+        counts.drop(f"question {prompt.fault}", 1 + len(answers))
+        counts["dropped_pairs"][f"question {prompt.fault}"] += len(drawn)
         return []
-    usable = [pair for pair in drawn if _is_usable(pair, posts, counts)]
-    _count(question, drawn, usable, posts, counts)
-    return [_row(question, answers[j], answers[k], posts.question, posts.answers[j], posts.answers[k])
+    needed = dict.fromkeys(index for pair in drawn for index in pair)
+    converted = {index: _convert(answers[index]["text"], question, answers[index]["id"], rules.lengths.answer, rules,
+                                 counts) for index in needed}
+    usable = [(j, k) for j, k in drawn if _is_usable(converted[j], converted[k], counts)]
+    _count(question, prompt, converted, usable, counts)
+    return [_row(question, answers[j], answers[k], prompt.markdown, converted[j].markdown, converted[k].markdown)
             for j, k in usable]
 
 
@@ -81,32 +85,22 @@ def _no_pair_reason(times: list[float] | None) -> str:
     return "the source has no dates of answers" if all(map(isnan, times)) else "no later answer scores higher"
 
 
-class ConvertedPosts:
-    """A question's Markdown, that of its answers (converted when first needed, by index), and their faults."""
+class ConvertedPost(NamedTuple):
+    """Markdown of a question or an answer, and why it cannot be used; None if it can."""
 
-    def __init__(self, question: dict, rules: PairRules, counts: PairCounts):
-        self.record, self.rules, self.counts = question, rules, counts
-        self.answers: dict[int, str] = {}
-        self.faults: dict[int, str | None] = {}
-        self.question, self.question_fault = self._convert_and_check(question["question"], question["question_id"],
-                                                                     rules.lengths.question)
+    markdown: str
+    fault: str | None
 
-    def answer_fault(self, index: int) -> str | None:
-        """Convert an answer and return why it cannot be used; None if it can."""
-        if index not in self.faults:
-            answer = self.record["answers"][index]
-            self.answers[index], self.faults[index] = self._convert_and_check(answer["text"], answer["id"],
-                                                                              self.rules.lengths.answer)
-        return self.faults[index]
 
-    def _convert_and_check(self, text: str, post_id: int, allowed: tuple[int, int | None]) -> tuple[str, str | None]:
-        self.counts.counts["done"]["conversions"] += 1
-        try:
-            markdown = _converter(self.rules.markdown, self.rules.limits)(text, self.record["markup"])
-        except NotConvertedError as reason:
-            self.counts.add_not_converted(str(reason), f"{self.record['site']} {post_id}")
-            return "", "not converted"
-        return markdown, "empty" if not markdown.strip() else _length_fault(markdown, allowed, self.rules.lengths)
+def _convert(text: str, question: dict, post_id: int, allowed: tuple[int, int | None], rules: PairRules,
+             counts: PairCounts) -> ConvertedPost:
+    counts["done"]["conversions"] += 1
+    try:
+        markdown = _converter(rules.markdown, rules.limits)(text, question["markup"])
+    except NotConvertedError as reason:
+        counts.add_not_converted(str(reason), f"{question['site']} {post_id}")
+        return ConvertedPost("", "not converted")
+    return ConvertedPost(markdown, _length_fault(markdown, allowed, rules.lengths) if markdown.strip() else "empty")
 
 
 def _length_fault(text: str, allowed: tuple[int, int | None], lengths: LengthLimits) -> str | None:
@@ -119,27 +113,26 @@ def _length_fault(text: str, allowed: tuple[int, int | None], lengths: LengthLim
     return "too long" if maximum is not None and length > maximum else None
 
 
-def _is_usable(pair: tuple[int, int], posts: ConvertedPosts, counts: PairCounts) -> bool:
-    faults = [fault for fault in map(posts.answer_fault, pair) if fault]
-    reason = f"answer {faults[0]}" if faults else None
-    if not reason and posts.answers[pair[0]].strip() == posts.answers[pair[1]].strip():
-        reason = "answers equal"
+def _is_usable(better: ConvertedPost, worse: ConvertedPost, counts: PairCounts) -> bool:
+    fault = better.fault or worse.fault
+    are_equal = better.markdown.strip() == worse.markdown.strip()
+    reason = f"answer {fault}" if fault else "answers equal" if are_equal else None
     if reason:
-        counts.counts["dropped_pairs"][reason] += 1
+        counts["dropped_pairs"][reason] += 1
     return reason is None
 
 
-def _count(question: dict, drawn: list, usable: list, posts: ConvertedPosts, pair_counts: PairCounts) -> None:
+def _count(question: dict, prompt: ConvertedPost, converted: dict[int, ConvertedPost], usable: list[tuple[int, int]],
+           counts: PairCounts) -> None:
     """Count one reason for each post that is in no pair, and the properties of what is in pairs."""
-    answers, counts = question["answers"], pair_counts.counts
-    used, needed = ({index for pair in pairs for index in pair} for pairs in (usable, drawn))
+    answers, used = question["answers"], {index for pair in usable for index in pair}
     for index in range(len(answers)):
-        if index not in used:
-            fault = posts.faults.get(index)
-            counts["dropped_posts"][f"answer {fault}" if fault else "answer in dropped pairs only" if index in needed
-                                    else "answer in no drawn pair"] += 1
+        if index not in converted:
+            counts["dropped_posts"]["answer in no drawn pair"] += 1
+        elif index not in used:
+            counts["dropped_posts"][f"answer {converted[index].fault or 'in dropped pairs only'}"] += 1
     if not usable:
-        pair_counts.drop("question without a usable pair", 1)
+        counts.drop("question without a usable pair", 1)
         return
     counts["done"]["posts_out"] += 1 + len(used)
     counts["site_questions"][question["site"]] += 1
@@ -147,8 +140,8 @@ def _count(question: dict, drawn: list, usable: list, posts: ConvertedPosts, pai
     counts["licenses"].update([question["license"], *(answers[index]["license"] for index in used)])
     counts["scores"].update(answers[index]["score"] for index in used)
     counts["score_gaps"].update(answers[j]["score"] - answers[k]["score"] for j, k in usable)
-    counts["question_characters"][bin_start(len(posts.question))] += 1
-    counts["answer_characters"].update(bin_start(len(posts.answers[index])) for index in used)
+    counts["question_characters"][bin_start(len(prompt.markdown))] += 1
+    counts["answer_characters"].update(bin_start(len(converted[index].markdown)) for index in used)
 
 
 def _row(question: dict, better: dict, worse: dict, prompt: str, response_j: str, response_k: str) -> dict:

@@ -3,13 +3,12 @@
 A split must have enough questions for its stages: that is checked before anything is trained on it.
 """
 
-from collections import Counter
 from pathlib import Path
 
 from stages.artifacts.artifact import MANIFEST, read_manifest
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import SPLITS, question_key, read_pairs
-from stages.stackexchange.questions.counts import sort_counts
+from stages.stackexchange.questions.counts import Counts, sort_counts
 
 # Questions below which SFT, the reward model, PPO (a quarter of its prompts select the best policy) and the evaluation
 # stop.
@@ -18,57 +17,45 @@ STAGES = {"finetune": "sft", "reward": "reward", "rl": "ppo", "evaluation": "eva
 MAX_IDS = 20  # listed for each reason; all are counted
 
 
-class PairCounts:
+class PairCounts(Counts):
     """Counts of questions, posts and pairs. Every post is in a pair, or in `dropped_posts` under one reason."""
 
-    NAMES = ("questions_by_split", "pairs_by_split", "posts_in", "done", "dropped_questions", "dropped_posts",
-             "dropped_pairs", "posts_not_converted", "site_questions", "site_pairs", "licenses", "scores", "score_gaps",
-             "question_characters", "answer_characters")
-
     def __init__(self):
-        self.counts: dict[str, Counter] = {name: Counter() for name in self.NAMES}
+        super().__init__()
         self.not_converted: dict[str, list[str]] = {}
 
     def add_not_converted(self, reason: str, post: str) -> None:
         """Count a post that was not converted to Markdown; `post` is its site and id."""
-        self.counts["posts_not_converted"][reason] += 1
+        self["posts_not_converted"][reason] += 1
         self._list_ids(reason, [post])
 
     def _list_ids(self, reason: str, posts: list[str]) -> None:
         ids = self.not_converted.setdefault(reason, [])
         ids += posts[:MAX_IDS - len(ids)]
 
-    def drop(self, reason: str, posts: int) -> None:
-        """Count a question whose posts are all dropped for one reason."""
-        self.counts["dropped_questions"][reason] += 1
-        self.counts["dropped_posts"][reason] += posts
-
     def add(self, other: dict) -> None:
         """Add counts in the form of `as_dict`."""
-        for name, counts in other["counts"].items():
-            self.counts[name].update(counts)
+        super().add(other["counts"])
         for reason, posts in other["not_converted"].items():
             self._list_ids(reason, posts)
 
     def as_dict(self) -> dict:
-        """Return the counts with sorted names, all text, for JSON."""
-        return {"counts": {name: {str(key): n for key, n in sorted(counts.items())}
-                           for name, counts in self.counts.items()}, "not_converted": self.not_converted}
+        """Return the counts, and up to MAX_IDS posts that were not converted by reason, for JSON."""
+        return {"counts": super().as_dict(), "not_converted": self.not_converted}
 
     def metrics(self) -> dict:
         """Build the stage's metrics: posts_in = posts_out + dropped_posts; pairs_drawn = pairs + dropped_pairs."""
-        counts = self.counts
-        by_split = {name: {split: counts[name][split] for split in SPLITS}
+        by_split = {name: {split: self[name][split] for split in SPLITS}
                     for name in ("pairs_by_split", "questions_by_split")}
         names = ("dropped_questions", "dropped_posts", "dropped_pairs", "posts_not_converted", "licenses", "scores",
                  "score_gaps", "question_characters", "answer_characters")
-        return {"pairs": counts["pairs_by_split"].total(), "questions": counts["questions_by_split"].total(),
-                "pairs_drawn": counts["done"]["pairs_drawn"], "conversions": counts["done"]["conversions"],
-                "posts_in": counts["posts_in"].total(), "posts_out": counts["done"]["posts_out"], **by_split,
-                **{name: sort_counts(counts[name]) for name in names},
+        return {"pairs": self["pairs_by_split"].total(), "questions": self["questions_by_split"].total(),
+                "pairs_drawn": self["done"]["pairs_drawn"], "conversions": self["done"]["conversions"],
+                "posts_in": self["posts_in"].total(), "posts_out": self["done"]["posts_out"], **by_split,
+                **{name: sort_counts(self[name]) for name in names},
                 "posts_not_converted_ids": dict(sorted(self.not_converted.items())),
-                "sites": {site: {"questions": n, "pairs": counts["site_pairs"][site]}
-                          for site, n in sorted(counts["site_questions"].items())}}
+                "sites": {site: {"questions": n, "pairs": self["site_pairs"][site]}
+                          for site, n in sorted(self["site_questions"].items())}}
 
 
 def sum_metrics(shares: list[dict]) -> dict:

@@ -1,6 +1,6 @@
 """Count questions and posts by name and value; counts add up over parts."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from stages.render.histogram_bins import bin_start
 
@@ -17,39 +17,41 @@ def _sort_key(name: str) -> tuple[bool, int, str]:
     return not is_number, int(name) if is_number else 0, name
 
 
-class QuestionCounts:
-    """Counts of a part. Every post is in a question that was kept, or in `dropped` under one reason."""
-
-    NAMES = ("dropped", "dropped_questions", "questions", "answers", "accepted_not_in_the_file", "licenses", "scores",
-             "years", "question_characters", "answer_characters")
+class Counts(defaultdict):
+    """Counters by name. Every post is in a question that is kept, or in `dropped_posts` under one reason."""
 
     def __init__(self):
-        self.counts: dict[str, Counter] = {name: Counter() for name in self.NAMES}
+        super().__init__(Counter)
 
     def drop(self, reason: str, posts: int, questions: int = 1) -> None:
         """Count dropped posts and questions."""
-        self.counts["dropped"][reason] += posts
+        self["dropped_posts"][reason] += posts
         if questions:
-            self.counts["dropped_questions"][reason] += questions
+            self["dropped_questions"][reason] += questions
 
-    def add(self, question: dict) -> None:
-        """Count a question that is kept, with its answers."""
-        counts, answers = self.counts, question["answers"]
-        counts["questions"][question["site"]] += 1
-        counts["answers"][question["site"]] += len(answers)
-        counts["licenses"][question["license"]] += 1
-        counts["licenses"].update(answer["license"] for answer in answers)
-        counts["scores"].update(answer["score"] for answer in answers)
-        counts["years"][question["date"][:4]] += 1
-        counts["question_characters"][bin_start(len(question["question"]))] += 1
-        counts["answer_characters"].update(bin_start(len(answer["text"])) for answer in answers)
+    def add(self, other: dict[str, dict]) -> None:
+        """Add counts in the form of `as_dict`."""
+        for name, counts in other.items():
+            self[name].update(counts)
 
     def as_dict(self) -> dict[str, dict]:
-        """Return the counts with sorted names, all text, for JSON."""
-        return {name: {str(key): counter[key] for key in sorted(counter)} for name, counter in self.counts.items()}
+        """Return the counts with names that are text, for JSON."""
+        return {name: {str(key): count for key, count in counts.items()} for name, counts in self.items()}
 
 
-def posts_metrics(posts: Counter, votes: Counter, questions: dict[str, Counter]) -> dict:
+def count_question(question: dict, counts: Counts) -> None:
+    """Count a question that is kept, with its answers."""
+    answers = question["answers"]
+    counts["questions"][question["site"]] += 1
+    counts["answers"][question["site"]] += len(answers)
+    counts["licenses"].update([question["license"], *(answer["license"] for answer in answers)])
+    counts["scores"].update(answer["score"] for answer in answers)
+    counts["years"][question["date"][:4]] += 1
+    counts["question_characters"][bin_start(len(question["question"]))] += 1
+    counts["answer_characters"].update(bin_start(len(answer["text"])) for answer in answers)
+
+
+def posts_metrics(posts: Counter, votes: Counter, questions: Counts) -> dict:
     """Build the stage's metrics from the scans' counts of rows and the parts' counts of questions."""
     dropped = Counter({name[len(DROPPED):]: count for name, count in posts.items() if name.startswith(DROPPED)})
     sites = {site: {"questions": questions["questions"][site], "answers": questions["answers"][site]}
@@ -60,5 +62,5 @@ def posts_metrics(posts: Counter, votes: Counter, questions: dict[str, Counter])
             "votes_read": votes["rows_read"], "votes_set_aside": votes["rows_set_aside"],
             "bytes_read": posts["bytes_read"] + votes["bytes_read"],
             "accepted_answers_not_in_the_file": questions["accepted_not_in_the_file"].total(),
-            "dropped": dict(sorted((dropped + questions["dropped"]).items())), "sites": sites,
+            "dropped": dict(sorted((dropped + questions["dropped_posts"]).items())), "sites": sites,
             **{name: sort_counts(questions[name]) for name in names}}

@@ -4,7 +4,6 @@ questions with scored answers.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -14,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from stages.runtime.process_pool import ProcessPool
+from stages.stackexchange.dump.sources import Source
 from stages.stackexchange.dump.xml_table import LineNumbers
-from stages.stackexchange.questions.counts import QuestionCounts
+from stages.stackexchange.questions.counts import Counts
 from stages.stackexchange.questions.post_columns import QUESTION
-from stages.stackexchange.questions.scoring import answer_score
 from stages.stackexchange.questions.sorted_runs import (
     ID_ORDER,
     POST_ORDER,
@@ -27,100 +26,68 @@ from stages.stackexchange.questions.sorted_runs import (
     sort_table,
     write_run,
 )
-from stages.stackexchange.questions.table import site_url
+from stages.stackexchange.questions.table import answer_score, site_url
 
 RANGE_BYTES = 96 << 20  # of text; sorting holds it twice, and a part is rarely larger
 BATCH_ROWS = 1000
 
 
-@dataclass(frozen=True)
-class SourceInfo:
-    """Name (for messages), site and Posts.xml of a source."""
-
-    name: str
-    site: str
-    path: Path
-
-
-def check_ids(runs: dict[str, list[Path]], sources: list[SourceInfo], parts: int, seed: int, folder: Path,
+def check_ids(runs: dict[str, list[Path]], sources: list[Source], parts: int, seed: int, folder: Path,
               workers: ProcessPool) -> list[Path]:
     """Check all posts of dumps, and return the runs of upvotes by question (none without runs of votes).
 
     Raises ValueError if an id is used twice.
     """
-    check = partial(check_part, parts=parts, runs=runs, sites=[source.site for source in sources], seed=seed,
-                    folder=folder)
-    for duplicate in workers.imap(check, range(parts if runs["ids"] else 0)):
-        if duplicate:
-            source, post_id, offsets = duplicate
-            raise duplicate_id_error(sources[source], post_id, offsets)
-    return [_upvotes_path(folder, part) for part in range(parts)] if runs["ids"] and runs["votes"] else []
+    check = partial(check_part, parts=parts, runs=runs, sources=sources, seed=seed, folder=folder)
+    return [path for path in workers.imap(check, range(parts if runs["ids"] else 0)) if path]
 
 
-def check_part(part: int, *, parts: int, runs: dict[str, list[Path]], sites: list[str], seed: int, folder: Path
-               ) -> tuple[int, int, tuple[int, int]] | None:
-    """Check the posts whose key is in one part; then, if there are votes, write the upvotes by question.
-
-    Returns (source, post id, offsets of two rows) of the first id that is used for two questions, or None.
-    """
-    out = _upvotes_path(folder, part)
-    if runs["votes"] and out.exists():
-        return None
-    ids = sort_table(read_part(runs["ids"], part), ID_ORDER)
-    if duplicate := _find_duplicate(ids):
-        return duplicate
-    if runs["votes"]:
-        write_run(out, _join_votes(ids, read_part(runs["votes"], part), sites, seed), VOTE_ORDER, parts)
-    return None
+def check_part(part: int, *, parts: int, runs: dict[str, list[Path]], sources: list[Source], seed: int, folder: Path
+               ) -> Path | None:
+    """Check the posts whose key is in one part; then, if there are votes, write the upvotes by question."""
+    out = folder / f"upvotes-{part:05d}.arrow"
+    if not out.exists():
+        ids = sort_table(read_part(runs["ids"], part), ID_ORDER)
+        _check_unique(ids, sources)
+        if not runs["votes"]:
+            return None
+        votes = _join_votes(ids, read_part(runs["votes"], part), sources, seed)
+        write_run(out, votes, VOTE_ORDER, parts)
+    return out
 
 
-def _upvotes_path(folder: Path, part: int) -> Path:
-    return folder / f"upvotes-{part:05d}.arrow"
-
-
-def duplicate_id_error(source: SourceInfo, post_id: int, offsets: tuple[int, int]) -> ValueError:
+def _duplicate_id_error(source: Source, post_id: int, offsets: tuple[int, int]) -> ValueError:
     """Build the error for two different rows with the same id."""
-    line_numbers = LineNumbers(source.path)
+    line_numbers = LineNumbers(Path(source.posts.path))
     first, second = (line_numbers.at(offset) for offset in sorted(offsets))
     return ValueError(f"{source.name}: two different rows have Id {post_id}: lines {first} and {second}; remove one")
 
 
-def _find_duplicate(ids: pa.Table) -> tuple[int, int, tuple[int, int]] | None:
-    sources, post_ids, question_ids, offsets = (ids[name].to_numpy() for name in
-                                                ("source", "id", "question_id", "offset"))
-    rows = ((post_ids[1:] == post_ids[:-1]) & (sources[1:] == sources[:-1])
-            & (question_ids[1:] != question_ids[:-1])).nonzero()[0]
-    if not len(rows):
-        return None
-    row = rows[0]
-    return int(sources[row]), int(post_ids[row]), (int(offsets[row]), int(offsets[row + 1]))
+def _check_unique(ids: pa.Table, sources: list[Source]) -> None:
+    """Raise ValueError for the first id that is used for two questions."""
+    source, post_id, question_id, offset = (ids[name].to_numpy() for name in ("source", "id", "question_id", "offset"))
+    rows = ((post_id[1:] == post_id[:-1]) & (source[1:] == source[:-1])
+            & (question_id[1:] != question_id[:-1])).nonzero()[0]
+    if len(rows):
+        row = rows[0]
+        raise _duplicate_id_error(sources[source[row]], post_id[row], (offset[row], offset[row + 1]))
 
 
-def _join_votes(ids: pa.Table, votes: pa.Table, sites: list[str], seed: int) -> pa.Table:
+def _join_votes(ids: pa.Table, votes: pa.Table, sources: list[Source], seed: int) -> pa.Table:
     """Return (key of the question, source, post id, upvotes); votes for posts that do not exist are dropped."""
     totals = votes.group_by(["source", "id"]).aggregate([("upvotes", "sum")])
     columns = ["source", "id", "question_id"]
     joined = totals.join(ids.select(columns).group_by(columns).aggregate([]), ["source", "id"], join_type="inner")
-    row_sites = [sites[source] for source in joined["source"].to_pylist()]
+    row_sites = [sources[source].site for source in joined["source"].to_pylist()]
     keys = question_keys_by_site(row_sites, seed, joined["question_id"].to_numpy())
     return pa.table({"key": keys, "source": joined["source"], "id": joined["id"], "upvotes": joined["upvotes_sum"]})
 
 
-@dataclass(frozen=True)
-class KeyRange:
-    """Keys that are joined at once: `first` to `last`, both included, without those in `excluded`."""
+def key_ranges(sizes: list[Path], part: int, max_question_bytes: int, counts: Counts) -> list[np.ndarray]:
+    """Split the sorted keys of a part into ranges of about RANGE_BYTES, which are joined at once.
 
-    first: int
-    last: int
-    excluded: tuple[int, ...]
-
-    def __call__(self, keys: np.ndarray) -> np.ndarray:
-        mask = (keys >= np.uint64(self.first)) & (keys <= np.uint64(self.last))
-        return mask & ~np.isin(keys, np.array(self.excluded, dtype=np.uint64)) if self.excluded else mask
-
-
-def key_ranges(sizes: list[Path], part: int, max_question_bytes: int, counts: QuestionCounts) -> list[KeyRange]:
-    """Split a part into ranges of about RANGE_BYTES; questions over their limit are excluded and counted as dropped."""
+    Questions over their limit are left out and counted as dropped.
+    """
     if not sizes:
         return []
     table = read_part(sizes, part)
@@ -130,21 +97,15 @@ def key_ranges(sizes: list[Path], part: int, max_question_bytes: int, counts: Qu
     too_big = size > max_question_bytes
     for number in posts[too_big]:
         counts.drop("over max_question_bytes", int(number))
-    excluded, keys = tuple(keys[too_big].tolist()), keys[~too_big]
-    if not len(keys):
-        return []
-    group = (np.cumsum(size[~too_big]) // RANGE_BYTES).astype(int)
-    first_rows = np.flatnonzero(np.diff(group, prepend=-1))
-    last_rows = [*(first_rows[1:] - 1), len(keys) - 1]
-    return [KeyRange(int(keys[first]), int(keys[last]), excluded)
-            for first, last in zip(first_rows, last_rows, strict=True)]
+    keys, range_number = keys[~too_big], np.cumsum(size[~too_big]) // RANGE_BYTES
+    return np.split(keys, np.flatnonzero(np.diff(range_number)) + 1) if len(keys) else []
 
 
-def join_posts(runs: dict[str, list[Path]], part: int, key_range: KeyRange, sources: list[SourceInfo],
-               counts: QuestionCounts) -> Iterator[tuple[int, dict]]:
+def join_posts(runs: dict[str, list[Path]], part: int, keys: np.ndarray, sources: list[Source],
+               counts: Counts) -> Iterator[tuple[int, dict]]:
     """Yield (key, question record) in the order of the keys; without runs of upvotes, votes are the posts' own."""
-    upvotes = _read_upvotes(runs["upvotes"], part, key_range) if runs["upvotes"] else None
-    posts = sorted_rows(read_part(runs["posts"], part, key_range), POST_ORDER)
+    upvotes = _read_upvotes(runs["upvotes"], part, keys) if runs["upvotes"] else None
+    posts = sorted_rows(read_part(runs["posts"], part, keys), POST_ORDER)
     for (key, source_number, _), group in groupby(posts, key=itemgetter("key", "source", "question_id")):
         source = sources[source_number]
         question, *answers = _drop_copies(group, source, counts)
@@ -163,30 +124,30 @@ def sorted_rows(table: pa.Table, order: list[str]) -> Iterator[dict]:
         yield from batch.to_pylist()
 
 
-def _read_upvotes(runs: list[Path], part: int, key_range: KeyRange) -> dict[tuple[int, int], int]:
+def _read_upvotes(runs: list[Path], part: int, keys: np.ndarray) -> dict[tuple[int, int], int]:
     """Return upvotes by (source, post id)."""
-    table = read_part(runs, part, key_range)
+    table = read_part(runs, part, keys)
     columns = (table[name].to_pylist() for name in ("source", "id", "upvotes"))
     return {(source, post_id): upvotes for source, post_id, upvotes in zip(*columns, strict=True)}
 
 
-def _drop_copies(posts: Iterator[dict], source: SourceInfo, counts: QuestionCounts) -> list[dict]:
+def _drop_copies(posts: Iterator[dict], source: Source, counts: Counts) -> list[dict]:
     """Return a question's posts, the question first; identical copies of a row are counted as dropped."""
     by_id: dict[int, dict] = {}
     for post in posts:
         first = by_id.setdefault(post["id"], post)
         if first is not post:
             if first | {"offset": 0} != post | {"offset": 0}:
-                raise duplicate_id_error(source, post["id"], (first["offset"], post["offset"]))
+                raise _duplicate_id_error(source, post["id"], (first["offset"], post["offset"]))
             counts.drop("identical copies of a row", 1, questions=0)
     return list(by_id.values())
 
 
-def question_record(question: dict, answers: list[dict], site: str, counts: QuestionCounts) -> dict:
+def question_record(question: dict, answers: list[dict], site: str, counts: Counts) -> dict:
     """Build a question record with scored answers from its posts."""
     accepted_id = question["accepted"]
     if accepted_id is not None and all(accepted_id != answer["id"] for answer in answers):
-        counts.counts["accepted_not_in_the_file"][site] += 1
+        counts["accepted_not_in_the_file"][site] += 1
     return {
         "question_id": question["id"], "site": site, "title": question["title"], "question": question["body"],
         "markup": "html", "tags": re.findall(r"[^<>|]+", question["tags"]), "date": question["date"],

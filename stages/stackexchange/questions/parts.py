@@ -2,8 +2,8 @@
 
 import heapq
 import json
+import math
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 from stages.runtime.files import atomic_path, link_or_copy, write_json
 from stages.runtime.process_pool import ProcessPool
 from stages.runtime.progress import Progress
-from stages.stackexchange.questions.counts import QuestionCounts
-from stages.stackexchange.questions.join import SourceInfo, join_posts, key_ranges, sorted_rows
+from stages.stackexchange.dump.sources import Source
+from stages.stackexchange.questions.counts import Counts, count_question
+from stages.stackexchange.questions.join import join_posts, key_ranges, sorted_rows
 from stages.stackexchange.questions.sorted_runs import RECORD_ORDER, read_part
 from stages.stackexchange.questions.table import SCHEMA, group_by_size, read_questions, write_questions
 
@@ -32,12 +33,12 @@ class QuestionFilter:
     An empty tuple or None is no restriction. Languages are in lower case.
     """
 
-    sites: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    asked_from: str | None = None
-    asked_before: str | None = None
-    code_languages: tuple[str, ...] = ()
-    min_answers: int = 0
+    sites: tuple[str, ...]
+    tags: tuple[str, ...]
+    asked_from: str | None
+    asked_before: str | None
+    code_languages: tuple[str, ...]
+    min_answers: int
 
     def drop_reason(self, question: dict) -> str | None:
         """Return why a record (schema: stages/stackexchange/questions/table.py) is dropped; None if it is kept."""
@@ -67,7 +68,7 @@ class PartTask:
 
     number: int
     runs: dict[str, list[Path]]  # posts, sizes, upvotes (empty: votes are the posts' own), records, record_sizes
-    sources: list[SourceInfo]
+    sources: list[Source]
     question_filter: QuestionFilter
     max_question_bytes: int
     out: Path
@@ -78,41 +79,31 @@ class PartTask:
         return self.out.with_suffix(".json")
 
 
-def build_parts(parts: list[PartTask], max_questions: int | None, workers: ProcessPool) -> dict[str, Counter]:
+def build_parts(parts: list[PartTask], max_questions: int | None, workers: ProcessPool) -> Counts:
     """Build the parts, with at most `max_questions` questions in all, and return the sum of their counts."""
-    total: dict[str, Counter] = {}
+    total, limit = Counts(), math.inf if max_questions is None else max_questions
     progress = Progress("posts: join", len(parts), "parts")
-    for part_counts in _build_each(parts, max_questions, workers):
-        for name, counts in part_counts.items():
-            total.setdefault(name, Counter()).update(counts)
+    results = workers.imap(build_part, parts)
+    for part in parts:
+        remaining = limit - total["questions"].total()
+        if not remaining:
+            results.close()  # also drops the parts that workers build in advance
+            counts = skip_part(part)
+        else:
+            counts = next(results)
+            if sum(counts.get("questions", {}).values()) > remaining:
+                counts = build_part(part, remaining)
+        total.add(counts)
         progress.advance(1, f"{total['questions'].total():,} questions")
     progress.finish()
     return total
 
 
-def _build_each(parts: list[PartTask], max_questions: int | None, workers: ProcessPool) -> Iterator[dict[str, dict]]:
-    results = workers.imap(build_part, parts)
-    if max_questions is None:
-        yield from results
-        return
-    remaining = max_questions
-    for part in parts:
-        if remaining:
-            counts = next(results)
-            if sum(counts["questions"].values()) > remaining:
-                counts = build_part(part, remaining)
-            remaining -= sum(counts["questions"].values())
-        else:
-            results.close()  # also drops the parts that workers build in advance
-            counts = skip_part(part)
-        yield counts
-
-
 def build_part(part: PartTask, max_questions: int | None = None) -> dict[str, dict]:
-    """Write the part, or its first `max_questions` questions, and return its counts (see `QuestionCounts`)."""
+    """Write the part, or its first `max_questions` questions, and return its counts (see `count_question`)."""
     if max_questions is None and part.counts_path.exists():
         return json.loads(part.counts_path.read_text())
-    counts = QuestionCounts()
+    counts = Counts()
     with atomic_path(part.out) as draft:
         write_questions(draft, _limit(max_questions, _filter_questions(part, counts), counts))
     pa.default_memory_pool().release_unused()  # else memory grows from part to part
@@ -124,23 +115,23 @@ def skip_part(part: PartTask) -> dict[str, dict]:
     """Delete a part behind the last question wanted, if it was built, and return its posts as dropped."""
     part.out.unlink(missing_ok=True)
     part.counts_path.unlink(missing_ok=True)
-    counts = QuestionCounts()
+    counts = Counts()
     posts = sum(pc.sum(read_part(part.runs[kind], part.number)["posts"]).as_py() or 0
                 for kind in ("sizes", "record_sizes") if part.runs[kind])
     counts.drop("over max_questions", posts, questions=0)
     return counts.as_dict()
 
 
-def _limit(max_questions: int | None, questions: Iterator[dict], counts: QuestionCounts) -> Iterator[dict]:
+def _limit(max_questions: int | None, questions: Iterator[dict], counts: Counts) -> Iterator[dict]:
     """Yield and count the first questions; the others are counted as dropped."""
     for question in islice(questions, max_questions):
-        counts.add(question)
+        count_question(question, counts)
         yield question
     for question in questions:
         counts.drop("over max_questions", 1 + len(question["answers"]))
 
 
-def _filter_questions(part: PartTask, counts: QuestionCounts) -> Iterator[dict]:
+def _filter_questions(part: PartTask, counts: Counts) -> Iterator[dict]:
     for _, question in heapq.merge(_join(part, counts), _read_records(part, counts), key=itemgetter(0)):
         if reason := part.question_filter.drop_reason(question):
             counts.drop(reason, 1 + len(question["answers"]))
@@ -148,15 +139,15 @@ def _filter_questions(part: PartTask, counts: QuestionCounts) -> Iterator[dict]:
             yield question
 
 
-def _join(part: PartTask, counts: QuestionCounts) -> Iterator[tuple[int, dict]]:
-    for key_range in key_ranges(part.runs["sizes"], part.number, part.max_question_bytes, counts):
-        yield from join_posts(part.runs, part.number, key_range, part.sources, counts)
+def _join(part: PartTask, counts: Counts) -> Iterator[tuple[int, dict]]:
+    for keys in key_ranges(part.runs["sizes"], part.number, part.max_question_bytes, counts):
+        yield from join_posts(part.runs, part.number, keys, part.sources, counts)
 
 
-def _read_records(part: PartTask, counts: QuestionCounts) -> Iterator[tuple[int, dict]]:
+def _read_records(part: PartTask, counts: Counts) -> Iterator[tuple[int, dict]]:
     """Yield (key, question record) of the published tables, which hold whole questions."""
-    for key_range in key_ranges(part.runs["record_sizes"], part.number, part.max_question_bytes, counts):
-        for row in sorted_rows(read_part(part.runs["records"], part.number, key_range), RECORD_ORDER):
+    for keys in key_ranges(part.runs["record_sizes"], part.number, part.max_question_bytes, counts):
+        for row in sorted_rows(read_part(part.runs["records"], part.number, keys), RECORD_ORDER):
             yield row["key"], {name: row[name] for name in SCHEMA.names}
 
 

@@ -8,7 +8,7 @@ the total.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -64,19 +64,21 @@ def _combine(table: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column.combine_chunks() for column in table.columns], schema=table.schema)
 
 
-def read_part(runs: list[Path], part: int, select: Callable[[np.ndarray], np.ndarray] | None = None) -> pa.Table:
-    """Concatenate one part of all runs (at least one), unsorted; `select` maps keys to a mask of the rows to keep."""
-    return pa.concat_tables(_read_batch(run, part, select) for run in runs)
+def read_part(runs: list[Path], part: int, keys: np.ndarray | None = None) -> pa.Table:
+    """Concatenate one part of all runs (at least one), unsorted; only the rows with these keys, if given sorted keys.
+    """
+    return pa.concat_tables(_read_batch(run, part, keys) for run in runs)
 
 
-def _read_batch(run: Path, part: int, select: Callable[[np.ndarray], np.ndarray] | None) -> pa.Table:
+def _read_batch(run: Path, part: int, keys: np.ndarray | None) -> pa.Table:
     # Read, not memory-mapped: a mapping counts as memory far beyond the bytes that are used. Opened each time: a big
     # dump has more runs than a process may have open files.
     with pa.OSFile(str(run)) as stream:
         batch = pa.ipc.open_file(stream).get_batch(part)
-    if select is not None:
-        mask = select(batch["key"].to_numpy())
-        batch = batch if mask.all() else batch.filter(pa.array(mask))
+    if keys is not None:
+        batch_keys = batch["key"].to_numpy()
+        nearest = keys[np.searchsorted(keys[:-1], batch_keys)]  # of all but the last key: an index for every row
+        batch = batch.filter(pa.array(nearest == batch_keys))
     return pa.Table.from_batches([batch])
 
 
