@@ -12,7 +12,7 @@ out stays text.
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Literal
 
 QUESTION, ANSWER = "THE-QUESTION-BEGINS-AND-ENDS", "THE-ANSWER-BEGINS-AND-ENDS"
 # Llama's templates name the day. A prompt must not depend on when a run is made: they get theirs, and no clock.
@@ -45,8 +45,8 @@ def plain_prompt_ids(tokenizer, text: str) -> list[int]:
 
 def chat_prompt_ids(tokenizer, text: str) -> list[int]:
     """Encode a text as the user's message in the tokenizer's own chat template, up to where the answer begins."""
-    frame = read_chat_frame(tokenizer)
-    return frame.before + _encode(tokenizer, text) + frame.after
+    before, after = read_chat_frame(tokenizer)
+    return before + _encode(tokenizer, text) + after
 
 
 def encode_prompt(tokenizer, text: str, template: Template = "question") -> list[int]:
@@ -101,20 +101,16 @@ def _encode(tokenizer, text: str | list[str]) -> list:
     return tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
 
 
-class ChatFrame(NamedTuple):
-    """Token ids before and after the question."""
+def read_chat_frame(tokenizer) -> tuple[list[int], list[int]]:
+    """Return the token ids that the tokenizer's chat template puts before and after the question.
 
-    before: list[int]
-    after: list[int]
-
-
-def read_chat_frame(tokenizer) -> ChatFrame:
-    """Return the frame of the tokenizer's template; ValueError, in one line, if its prompts cannot be used here."""
+    Raises ValueError, in one line, if its prompts cannot be used here.
+    """
     return _read_frame(tokenizer, str(tokenizer.chat_template))
 
 
 @lru_cache(maxsize=8)
-def _read_frame(tokenizer, template: str) -> ChatFrame:
+def _read_frame(tokenizer, template: str) -> tuple[list[int], list[int]]:
     if tokenizer.chat_template is None:
         raise ValueError("prompt_template 'chat': the tokenizer has no chat template; set it to question or none, or "
                          "take a model that was tuned to follow instructions")
@@ -130,7 +126,7 @@ def _read_frame(tokenizer, template: str) -> ChatFrame:
                          f"answer and EOS ({tokenizer.eos_token}), but with {end[-60:]!r}: what is learnt would not be "
                          f"what the template makes of it; set prompt_template to question or none")
     before, after = (tokenizer(part, add_special_tokens=False).input_ids for part in prompt.split(QUESTION))
-    return ChatFrame(before, after)
+    return before, after
 
 
 def _render(tokenizer, messages: list[dict], **options) -> str:
