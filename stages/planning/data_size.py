@@ -132,7 +132,7 @@ def _read_posts(path: Path) -> bytes:
         raise ValueError(f"{path} is not read within seconds")
     from py7zr.io import BytesIOFactory
 
-    from stages.stackexchange.dump.seven_zip import find_table, open_7z  # slow, too
+    from stages.stackexchange.dump.archives import find_table, open_7z  # slow, too
 
     with open_7z(path) as archive:
         posts, memory = find_table(archive, path, "Posts"), BytesIOFactory(READ_BYTES)

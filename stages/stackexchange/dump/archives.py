@@ -68,8 +68,8 @@ def list_tables(archive: Path, tables: Iterable[str]) -> list[str]:
     Raises ValueError if it lacks the first, has one of them twice, or is not a readable 7z archive.
     """
     required, *others = tables
-    with _open_7z(archive) as opened:
-        _find_table(opened, archive, required)
+    with open_7z(archive) as opened:
+        find_table(opened, archive, required)
         return [required, *(table for table in others if _find_tables(opened, archive, table))]
 
 
@@ -77,8 +77,8 @@ def required_bytes(table: Table) -> int:
     """Return the scratch space in bytes for reading a table; 0 for a .gz or .zst, which does not say its size."""
     path = Path(table.path)
     if path.suffix.lower() == ".7z":
-        with _open_7z(path) as opened:
-            return SPACE_FACTOR * _find_table(opened, path, table.name).uncompressed
+        with open_7z(path) as opened:
+            return SPACE_FACTOR * find_table(opened, path, table.name).uncompressed
     return 0 if path.suffix.lower() in UNPACK else (SPACE_FACTOR - 1) * path.stat().st_size
 
 
@@ -120,8 +120,8 @@ def _chunks(path: Path, packed: BinaryIO, codec: str) -> Iterator[bytes]:
 
 def _unpack_7z(archive: Path, table: str, target: Path) -> None:
     """Unpack TABLE.xml of an archive to `target`. Raises ValueError for an archive that is damaged."""
-    with _open_7z(archive) as opened, open(target, "wb") as stream:
-        member = _find_table(opened, archive, table)
+    with open_7z(archive) as opened, open(target, "wb") as stream:
+        member = find_table(opened, archive, table)
         check_free_space(archive, target.parent, SPACE_FACTOR * member.uncompressed, SCRATCH)
         before = _list_files_before(opened, member.filename)
         _announce_time(archive, member, sum(before.values()), opened.archiveinfo().method_names)
@@ -140,7 +140,7 @@ UNPACK = {".7z": _unpack_7z, ".gz": _unpack_stream, ".zst": _unpack_stream}
 
 
 @contextmanager
-def _open_7z(archive: Path) -> Iterator[py7zr.SevenZipFile]:
+def open_7z(archive: Path) -> Iterator[py7zr.SevenZipFile]:
     """Open an archive; ValueError for another file, a damaged one, and one with a password."""
     check_magic(archive, rb"7z\xbc\xaf\x27\x1c", "a 7z archive")
     with _py7zr_errors(archive):
@@ -151,7 +151,7 @@ def _open_7z(archive: Path) -> Iterator[py7zr.SevenZipFile]:
         yield opened
 
 
-def _find_table(opened: py7zr.SevenZipFile, archive: Path, table: str) -> py7zr.FileInfo:
+def find_table(opened: py7zr.SevenZipFile, archive: Path, table: str) -> py7zr.FileInfo:
     """Return the one file called TABLE.xml, in any letter case and any folder of the archive."""
     matches = _find_tables(opened, archive, table)
     if not matches:
