@@ -33,10 +33,10 @@ from functools import partial
 from pathlib import Path
 
 from stages.artifacts.artifact import RunContext
-from stages.evaluation import at_best, gold_score, summary
-from stages.evaluation.answer_sampler import AnswerSampler
+from stages.evaluation import gold_score, summary
+from stages.evaluation.answer_sampler import AnswerSampler, choose_temperatures, measure_temperatures
 from stages.evaluation.attainable import measure_attainable, read_objective
-from stages.evaluation.cached_results.tensors import CachedResults
+from stages.evaluation.cached_results import CachedResults
 from stages.evaluation.length_control.words import list_length_numbers, list_length_rows
 from stages.evaluation.output_tables import check_output_space, write_pairs, write_question_scores, write_samples
 from stages.evaluation.policy_answers import AnswerScorer
@@ -82,13 +82,13 @@ def run(config: Evaluate, out: Path, *, base: Path, policy: dict[str, Path] | No
         seed=config.seed, cpu_kernels=config.cpu_kernels, precision=config.precision, cache=cache, start=start,
         stop_ids=task.stop_ids)
     answers, swept, pair_logprobs = sampler.sample_policies(task.folders, task.held_out)
-    selection = at_best.measure_policies(swept, prompts, task.score, gold_scorer, start)
-    temperatures = at_best.choose_temperatures(selection, (start, *policy), config.temperatures, config.temperature)
+    selection = measure_temperatures(swept, prompts, task.score, gold_scorer, start)
+    temperatures = choose_temperatures(selection, (start, *policy), config.temperatures, config.temperature)
     answers |= sampler.sample_at_best({start: task.folders[start]} | policy, answers, temperatures)
     scores = task.score_answers(answers, pair_logprobs, gold_scorer)
     comparison = PolicyComparison(
         prompts, answers, scores.rewards, gold_score.score_policies(gold_scorer, prompts, answers), scores.functions,
-        scores.judge, at_best.list_temperatures(answers, temperatures, config.temperature, start), start)
+        scores.judge, start)
     bootstrap = {"samples": config.bootstrap_samples, "seed": config.seed}
     estimate_mean, estimate = (partial(kind, **bootstrap) for kind in (bootstrap_mean, bootstrap_statistic))
     objectives = {name: read_objective(folder, reward, config.temperature) for name, folder in policy.items()}

@@ -1,10 +1,10 @@
 """Sample the answers of all policies, with one model in memory at a time, and none for results that are stored.
 
-First every policy at the sampling temperature, and at every candidate temperature on the questions that temperatures
-are chosen on; then, when they are chosen, each policy at its best one.
+First every policy at the sampling temperature, and at every candidate temperature on questions apart; then, when the
+best temperature of each is chosen by the mean reward on these, each policy at its best one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.evaluation.cached_results.files import digest_value
-from stages.evaluation.cached_results.tensors import CachedResults, join_rows, split_rows
+from stages.evaluation.cached_results import CachedResults, digest_value, join_rows, split_rows
+from stages.evaluation.gold_score import MAIN_KEY, score_gold
 from stages.evaluation.heldout_prompts import HeldOutPrompts
 from stages.evaluation.pair_accuracy import HeldOutPairs, mean_logprobs
 from stages.evaluation.policy_answers import Answers, LoadedModel, repeat_each, sample_answers
@@ -38,8 +38,8 @@ class AnswerSampler:
         self.tokenizer, self.prompts, self.precision = tokenizer, prompts, precision
         self.temperature, self.temperatures, self.best_of, self.seed = temperature, temperatures, best_of, seed
         self.start, self._greedy = start, greedy_name(start)
-        self._sampling = {"batch_prompts": batch_prompts, "max_new_tokens": max_new_tokens, "precision": precision}
-        self._sampling |= {} if stop_ids is None else {"stop_ids": list(stop_ids)}
+        self._sampling = {"batch_prompts": batch_prompts, "max_new_tokens": max_new_tokens, "precision": precision,
+                          "stop_ids": [tokenizer.eos_token_id] if stop_ids is None else list(stop_ids)}
         self._model = LoadedModel(partial(load_causal, precision=precision, cpu_kernels=cpu_kernels))
         self._cache = cache or CachedResults()
 
@@ -58,9 +58,11 @@ class AnswerSampler:
             sampled = self._answer(folder, name, self.temperature)
             answers[name] = replace(sampled, logprobs=self._logprobs(folder, sampled, name))
             if (name != "base" or self.start == name) and self.prompts.selection_prompts:
-                swept[name] = self._sweep(folder, name)
+                swept[name] = {temperature: self._sample(
+                    folder, self.prompts.selection_prompts, temperature, f"{name} at temperature {temperature:g}")
+                    for temperature in self.temperatures}
         if self.best_of:
-            answers[SAMPLES] = self._answer_often(sft, self.temperature, share_prefixes=False)
+            answers[SAMPLES] = self._answer_often(sft, self.temperature)
         for name, sampled in answers.items():
             under_sft = sampled.logprobs if name == self.start else self._logprobs(sft, sampled, self.start)
             answers[name] = replace(sampled, sft_logprobs=under_sft)
@@ -79,49 +81,40 @@ class AnswerSampler:
         at_best = {}
         for name, folder in folders.items():
             for each in [name, *([SAMPLES] if name == self.start and self.best_of else [])]:
-                at_best[f"{each}{BEST}"] = self._sampled_before(each, temperatures[each], answers) or (
-                    self._answer_often(folder, temperatures[each], share_prefixes=True) if each == SAMPLES
-                    else self._answer(folder, f"{name} at best", temperatures[each]))
+                temperature = temperatures[each]
+                source = self._greedy if (each, temperature) == (self.start, 0) else each
+                if answers[source].temperature == temperature:
+                    sampled = replace(answers[source], logprobs=None, sft_logprobs=None)
+                elif each == SAMPLES:  # many samples of a prompt begin alike at a low temperature
+                    sampled = self._answer_often(folder, temperature, share_prefixes=True)
+                else:
+                    sampled = self._answer(folder, f"{name} at best", temperature)
+                at_best[f"{each}{BEST}"] = sampled
         self._model.release()
         return at_best
 
-    def _sampled_before(self, name: str, temperature: float, answers: dict[str, Answers]) -> Answers | None:
-        is_greedy = (name, temperature) == (self.start, 0)
-        source = name if temperature == self.temperature else self._greedy if is_greedy else None
-        return replace(answers[source], logprobs=None, sft_logprobs=None) if source else None
-
     def _answer(self, folder: Path, name: str, temperature: float) -> Answers:
-        return self._sample(folder, self.prompts.prompts, f"evaluate: {name} answers", temperature=temperature,
-                            seed=self.seed)
+        return self._sample(folder, self.prompts.prompts, temperature, f"{name} answers")
 
-    def _answer_often(self, folder: Path, temperature: float, share_prefixes: bool) -> Answers:
-        """Sample several answers of SFT: with other random numbers than its own answers, which they are compared to.
-
-        share_prefixes: pays where the temperature is low, and many samples of a prompt begin alike.
-        """
+    def _answer_often(self, folder: Path, temperature: float, **options) -> Answers:
+        """Sample several answers of SFT: with other random numbers than its own answers, which they are compared to."""
         prompts = repeat_each(self.prompts.prompts, self.best_of * len(self.prompts.prompts))
-        label = f"evaluate: {self.best_of} of {display_name(self.start)} at temperature {temperature:g}"
-        return self._sample(folder, prompts, label, temperature=temperature, seed=self.seed + 1,
-                            share_prefixes=share_prefixes)
+        label = f"{self.best_of} of {display_name(self.start)} at temperature {temperature:g}"
+        return self._sample(folder, prompts, temperature, label, seed=self.seed + 1, **options)
 
-    def _sweep(self, folder: Path, name: str) -> dict[float, Answers]:
-        return {temperature: self._sample(
-            folder, self.prompts.selection_prompts, f"evaluate: {name} at temperature {temperature:g}",
-            temperature=temperature, seed=self.seed) for temperature in self.temperatures}
-
-    def _sample(self, folder: Path, prompts: list[list[int]], label: str, **options) -> Answers:
+    def _sample(self, folder: Path, prompts: list[list[int]], temperature: float, label: str, **options) -> Answers:
         """Sample with the model in `folder`, or take the answers of an earlier evaluation."""
-        options = self._sampling | options
+        options = self._sampling | {"temperature": temperature, "seed": self.seed} | options
 
         def compute() -> dict[str, torch.Tensor]:
-            sampled = sample_answers(self._model.get(folder), self.tokenizer, prompts, label=label, **options)
+            sampled = sample_answers(self._model.get(folder), self.tokenizer, prompts, label=f"evaluate: {label}",
+                                     **options)
             return join_rows(sampled.responses) | {"ended": torch.tensor(sampled.ended, dtype=torch.bool)}
 
-        tensors = self._cache.compute("answers", folder, compute, prompts=digest_value(prompts),
-                                      eos=self.tokenizer.eos_token_id, **options)
+        tensors = self._cache.compute("answers", folder, compute, prompts=digest_value(prompts), **options)
         responses = [row.tolist() for row in split_rows(tensors)]
         return Answers(responses, self.tokenizer.batch_decode(responses, skip_special_tokens=True),
-                       tensors["ended"].tolist())
+                       tensors["ended"].tolist(), temperature=temperature)
 
     def _logprobs(self, folder: Path, answers: Answers, name: str) -> list[torch.Tensor]:
         prompts = repeat_each(self.prompts.prompts, len(answers.responses))
@@ -143,3 +136,41 @@ class AnswerSampler:
 
         return self._cache.compute("mean log-probabilities", folder, compute, precision=self.precision,
                                    texts=digest_value([held_out.prompts, held_out.answers]))["means"].numpy()
+
+
+def measure_temperatures(swept: dict[str, dict[float, Answers]], prompts: HeldOutPrompts, score: Callable,
+                         gold_scorer: Callable | None, start: str) -> dict[str, list[dict]]:
+    """List the mean reward of each policy at each temperature and, where it is known, the mean gold score.
+
+    By falling temperature, on the selection's questions; the policy `start` comes first.
+
+    score: (prompts, responses) by key to rewards [N] by key.
+    """
+    rows = {(name, at): answers for name, policy in swept.items() for at, answers in policy.items()}
+    rewards = score({key: (prompts.selection_prompts, answers.responses) for key, answers in rows.items()})
+    gold = {key: score_gold(gold_scorer, prompts.selection_questions, answers.texts)[MAIN_KEY]
+            for key, answers in rows.items()} if gold_scorer else {}
+    return {name: [{"temperature": at, "reward": float(np.mean(rewards[name, at])),
+                    "gold": _mean_where_known(gold.get((name, at), ())),
+                    "eos_rate": sum(rows[name, at].ended) / len(rows[name, at].ended)}
+                   for at in sorted(swept[name], reverse=True)]
+            for name in sorted(swept, key=lambda name: name != start)}
+
+
+def choose_temperatures(curves: dict[str, list[dict]], policies: Iterable[str], candidates: Sequence[float],
+                        default: float) -> dict[str, float]:
+    """Choose each policy's temperature of the highest mean reward, the higher one of equals; default: without a curve.
+
+    For SFT's repeated samples (SAMPLES) it is SFT's or, as greedy samples are all the same, the lowest above 0.
+
+    curves: of measure_temperatures. policies: SFT or base first, and the trained ones. candidates: temperatures.
+    """
+    rows = {name: curves.get(name) or [{"temperature": default, "reward": 0.0}] for name in policies}
+    best = {name: max(curve, key=lambda row: (row["reward"], row["temperature"]))["temperature"]
+            for name, curve in rows.items()}
+    return best | {SAMPLES: next(iter(best.values())) or min(filter(None, candidates), default=default)}
+
+
+def _mean_where_known(values: Sequence[float]) -> float | None:
+    known = [value for value in values if not np.isnan(value)]
+    return sum(known) / len(known) if known else None

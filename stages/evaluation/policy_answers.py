@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from stages.evaluation.cached_results.files import digest_value
-from stages.evaluation.cached_results.tensors import CachedResults
+from stages.evaluation.cached_results import CachedResults, digest_value
 from stages.evaluation.summary import BEST
 from stages.generation.sampler import sample_in_batches
 from stages.reward_modeling.load import load_classifier
@@ -26,7 +25,7 @@ class Answers:
     """Responses to prompts: token ids as sampled (with the EOS that ended them), texts, and whether they ended.
 
     logprobs, sft_logprobs: log-probability of each token in nats, under the policy that sampled it and under SFT, at
-    the sampling temperature; one 1-D tensor a response. None: not computed.
+    the sampling temperature; one 1-D tensor a response. None: not computed. temperature: that they were sampled at.
     """
 
     responses: list[list[int]]
@@ -34,6 +33,7 @@ class Answers:
     ended: list[bool]
     logprobs: list[torch.Tensor] | None = None
     sft_logprobs: list[torch.Tensor] | None = None
+    temperature: float | None = None
 
 
 class AnswerScores(NamedTuple):

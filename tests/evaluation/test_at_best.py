@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -10,7 +11,8 @@ import torch
 from transformers import LlamaForSequenceClassification
 
 from stages import evaluate
-from stages.evaluation import at_best, policy_answers
+from stages.evaluation import policy_answers
+from stages.evaluation.answer_sampler import choose_temperatures, measure_temperatures
 from stages.evaluation.heldout_prompts import EvaluationPrompts
 from stages.evaluation.policy_answers import Answers
 from stages.modeling.load import load_causal
@@ -73,22 +75,30 @@ def test_the_questions_of_the_choice_are_apart_and_few(folders, prompts, selecti
 
 def test_the_best_temperature_has_the_highest_reward_and_is_the_higher_of_equals():
     def choose(**rewards: float) -> float:
-        return at_best.choose_temperature(
-            [{"temperature": float(name[1:]) / 10, "reward": reward} for name, reward in rewards.items()], 0.9)
+        curve = [{"temperature": float(name[1:]) / 10, "reward": reward} for name, reward in rewards.items()]
+        return choose_temperatures({"ppo": curve}, ["ppo"], (), 0.9)["ppo"]
+
+    def choose_samples(best: float, candidates: tuple, default: float) -> float:
+        curves = {"sft": [{"temperature": best, "reward": -1.0}]}
+        return choose_temperatures(curves, ["sft", "ppo"], candidates, default)["samples"]
 
     assert choose(t10=1.0, t5=2.0, t0=1.5) == 0.5
     assert choose(t0=2.0, t3=2.0, t10=1.0) == 0.3
     assert choose() == 0.9
-    assert at_best.choose_best_of_n_temperature(0.0, (1.0, 0.3, 0.0, 0.5), 1.0) == 0.3
-    assert at_best.choose_best_of_n_temperature(0.5, (1.0, 0.3, 0.0, 0.5), 1.0) == 0.5
-    assert at_best.choose_best_of_n_temperature(0.0, (0.0,), 0.8) == 0.8
+    assert choose_samples(0.0, (1.0, 0.3, 0.0, 0.5), 1.0) == 0.3
+    assert choose_samples(0.5, (1.0, 0.3, 0.0, 0.5), 1.0) == 0.5
+    assert choose_samples(0.0, (0.0,), 0.8) == 0.8
 
 
 def test_the_curve_has_means_by_falling_temperature():
-    swept = {0.0: Answers([[1], [2]], ["a", "b"], [True, False]), 0.5: Answers([[1], [2]], ["a", "b"], [True, True])}
+    swept = {0.0: Answers([[1], [2]], ["a", "b"], [True, False]), 0.5: Answers([[1], [2]], ["b", "b"], [True, True])}
     rewards = {0.0: np.array([1.0, 2.0]), 0.5: np.array([3.0, 5.0])}
-    curve = at_best.measure_temperatures(swept, rewards, {0.0: [1.0, float("nan")], 0.5: [float("nan")] * 2})
-    assert curve == [{"temperature": 0.5, "reward": 4.0, "gold": None, "eos_rate": 1.0},
+    prompts = SimpleNamespace(selection_prompts=[[1], [2]], selection_questions=["q", "r"])
+    gold = {"a": 1.0, "b": None}
+    curves = measure_temperatures(
+        {"ppo": swept}, prompts, lambda texts: {key: rewards[key[1]] for key in texts},
+        lambda _, texts: {"gold": [gold[text] for text in texts]}, "sft")
+    assert curves["ppo"] == [{"temperature": 0.5, "reward": 4.0, "gold": None, "eos_rate": 1.0},
                      {"temperature": 0.0, "reward": 1.5, "gold": 1.0, "eos_rate": 0.5}]
 
 

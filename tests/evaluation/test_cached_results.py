@@ -9,8 +9,7 @@ import torch
 from stages import evaluate
 from stages.artifacts.artifact import RunContext
 from stages.evaluation import answer_sampler, policy_answers
-from stages.evaluation.cached_results.files import SUFFIX, ResultFiles
-from stages.evaluation.cached_results.tensors import CACHE, CachedResults, join_rows, split_rows
+from stages.evaluation.cached_results import CACHE, CachedResults, join_rows, split_rows
 from tests.helpers.tiny_evaluation import CONFIG, make_model, make_tokenizer, save_inputs
 
 
@@ -25,7 +24,7 @@ def folders(tmp_path_factory):
 
 
 def run(folders, out, run_folder=None, policies=("ppo",), config=CONFIG):
-    """Evaluate these policies; return the bytes of all files."""
+    """Evaluate these policies; return the bytes of all cached."""
     out.mkdir(parents=True)
     policy = {name: folders["policy"][name] for name in policies}
     context = RunContext(run_folder / "logs", out.name, "0") if run_folder else None
@@ -35,7 +34,7 @@ def run(folders, out, run_folder=None, policies=("ppo",), config=CONFIG):
 
 @pytest.fixture(scope="module")
 def stored(folders, tmp_path_factory):
-    """The folder of a run in which the policy ppo has been evaluated, and the evaluation's files."""
+    """The folder of a run in which the policy ppo has been evaluated, and the evaluation's cached."""
     folder = tmp_path_factory.mktemp("run")
     return folder, run(folders, folder / "evaluate", folder)
 
@@ -89,9 +88,9 @@ def test_a_result_is_named_by_all_that_it_depends_on(folders, stored, tmp_path, 
 
     monkeypatch.setattr(CachedResults, "compute", compute)
     run(folders, tmp_path / "again", stored[0])
-    sampling = ("batch_prompts", "eos", "max_new_tokens", "precision", "prompts", "seed")
+    sampling = {"batch_prompts", "max_new_tokens", "precision", "prompts", "seed", "stop_ids", "temperature"}
     assert names == {
-        "answers": {(*sampling, "temperature"), (*sampling, "share_prefixes", "temperature")},
+        "answers": {(*sorted(sampling),), (*sorted(sampling | {"share_prefixes"}),)},
         "log-probabilities": {("precision", "temperature", "texts")},
         "mean log-probabilities": {("precision", "texts")},
         "rewards": {("batch_texts", "precision", "texts")}}
@@ -105,7 +104,7 @@ def test_whatever_a_result_depends_on_has_another_file(tmp_path, change):
         (tmp_path / name / "weights").write_text(name)
 
     def compute(kind="answers", model="a", seed=0, code="old", environment=None):
-        cache = CachedResults(ResultFiles(tmp_path / CACHE), code=code, environment=environment or {"threads": 1})
+        cache = CachedResults(tmp_path / CACHE, code=code, environment=environment or {"threads": 1})
         cache.compute(kind, tmp_path / model, lambda: {"x": torch.zeros(1)}, seed=seed)
         return cache.computed
 
@@ -116,7 +115,7 @@ def test_changed_weights_at_the_same_path_are_another_model(tmp_path):
     (tmp_path / "model").mkdir()
     for number in range(2):
         (tmp_path / "model/weights").write_text(str(number))
-        cache = CachedResults(ResultFiles(tmp_path / CACHE))
+        cache = CachedResults(tmp_path / CACHE)
         x = cache.compute("answers", tmp_path / "model", lambda number=number: {"x": torch.tensor([number])})["x"]
         assert x.tolist() == [number]
 
@@ -129,46 +128,48 @@ def test_rows_come_back_bit_for_bit(rows):
         assert torch.equal(row.nan_to_num(7), torch.as_tensor(expected).to(row.dtype).nan_to_num(7))
 
 
-def test_a_write_that_fails_or_is_killed_leaves_no_result(tmp_path, monkeypatch, capfd):
-    files = ResultFiles(tmp_path / CACHE)
+def test_a_write_that_fails_leaves_no_result(tmp_path, monkeypatch, capfd):
+    cached = CachedResults(tmp_path / CACHE)
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        files.write({"a": 1}, b"data")
+        cached.write("a", b"data")
     assert "not stored" in capfd.readouterr().err and not list((tmp_path / CACHE).iterdir())
-    draft = tmp_path / CACHE / f"0{SUFFIX}.1.tmp"  # of a process that was killed while it wrote
-    draft.write_bytes(b"half")
-    files.delete_excess()
-    assert draft.exists() and files.read({"a": 1}) is None
-    os.utime(draft, (0, 0))
-    files.delete_excess()
-    assert not draft.exists()
 
 
 def test_a_damaged_result_is_computed_again(tmp_path, capfd):
-    files = ResultFiles(tmp_path / CACHE)
-    files.write({"a": 1}, b"data")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/weights").write_text("a")
+
+    def compute():
+        cached = CachedResults(tmp_path / CACHE)
+        x = cached.compute("answers", tmp_path / "model", lambda: {"x": torch.ones(1)})["x"]
+        return x.item(), cached.computed
+
+    assert compute() == (1, 1)
     file, = (tmp_path / CACHE).iterdir()
-    for damaged in (file.read_bytes()[:-1], file.read_bytes()[:7], b""):
+    whole = file.read_bytes()
+    for damaged in (whole[:-1], whole[:7], b""):
         file.write_bytes(damaged)
-        assert files.read({"a": 1}) is None and not file.exists()
-        assert "is damaged and is deleted" in capfd.readouterr().err
+        assert compute() == (1, 1) and "is damaged" in capfd.readouterr().err
+        assert file.read_bytes() == whole and compute() == (1, 0)
 
 
-def test_the_least_recently_used_results_are_deleted(tmp_path):
-    files = ResultFiles(tmp_path / CACHE)
-    for number in range(3):
-        files.write({"number": number}, bytes(100))
-    for age, file in enumerate(sorted((tmp_path / CACHE).iterdir())):
-        os.utime(file, (1000 + age, 1000 + age))
-    oldest = next(number for number in range(3) if files._path({"number": number}).stat().st_mtime == 1000)
-    assert files.read({"number": oldest}) == bytes(100)  # now it is the newest
-    files.delete_excess(max_bytes=2 * 132)
-    assert len(list((tmp_path / CACHE).iterdir())) == 2 and files.read({"number": oldest}) == bytes(100)
+def test_the_least_recently_used_files_are_deleted(tmp_path):
+    """The draft of a process that was killed while it wrote is among them."""
+    cached = CachedResults(tmp_path / CACHE)
+    for name in "abc":
+        cached.write(name, bytes(100))
+    (tmp_path / CACHE / "d.1.tmp").write_bytes(bytes(100))
+    for age, name in enumerate(("a", "d.1.tmp", "b", "c")):
+        os.utime(tmp_path / CACHE / name, (1000 + age, 1000 + age))
+    assert cached.read("a") == bytes(100)  # now it is the newest
+    cached.delete_excess(max_bytes=2 * 132)
+    assert sorted(file.name for file in (tmp_path / CACHE).iterdir()) == ["a", "c"]
 
 
 def test_a_folder_that_cannot_be_written_costs_one_line(tmp_path, capfd):
     (tmp_path / CACHE).write_text("a file in the way")
-    files = ResultFiles(tmp_path / CACHE)
-    files.write({"a": 1}, b"data")
-    files.delete_excess()
-    assert files.read({"a": 1}) is None and capfd.readouterr().err.count("\n") == 1
+    cached = CachedResults(tmp_path / CACHE)
+    cached.write("a", b"data")
+    cached.delete_excess()
+    assert cached.read("a") is None and capfd.readouterr().err.count("\n") == 1
