@@ -204,6 +204,16 @@ def choose_measure(against: dict) -> str:
     return "gold" if "gold" in against["gold"] else "judge" if against["judge"] else "reward"
 
 
+def judged_by(metrics: dict, policy: str) -> str:
+    """Return what a policy at its best is judged by; see choose_measure."""
+    return choose_measure(against_start(metrics["at_best"][policy]))
+
+
+def difference_to(metrics: dict, policy: str, other: str) -> dict | None:
+    """Return the paired difference of a policy minus another one, each at its best, in what the policy is judged by."""
+    return difference_at_best(metrics["at_best"][policy][other], judged_by(metrics, policy))
+
+
 def choose_measure_of_sft(metrics: dict) -> str:
     """Choose what SFT at its best is judged by: as the policies that are compared with it or, without one, likewise."""
     if metrics["at_best"]:
@@ -265,22 +275,21 @@ def _rows_without_policies(metrics: dict) -> list[list[str]]:
 def _rows_at_best(metrics: dict, policy: str) -> list[list[str]]:
     """List what is compared at best temperatures: with SFT by every score shown; by one, greedy SFT and best-of-n."""
     policies, against, name = metrics["policies"], metrics["at_best"][policy], display_name(policy)
-    start = start_model(policies)
-    sft, tuned = (policies[f"{each}{BEST}"] for each in (start, policy))
-    measure, before = choose_measure(against_start(against)), display_name(start)
-    shown = [key for key in GOLD_ROWS if key in against_start(against)["gold"]] if measure == "gold" else [measure]
+    start, measure, differences = start_model(policies), judged_by(metrics, policy), against_start(against)
+    sft, tuned, before = policies[f"{start}{BEST}"], policies[f"{policy}{BEST}"], display_name(start)
+    shown = [key for key in GOLD_ROWS if key in differences["gold"]] if measure == "gold" else [measure]
     shown = list(dict.fromkeys([*([] if "reward_model" in metrics else ["reward"]), *shown]))
     first = f"at best temperature, {before} (T {sft['temperature']:g}) -> {name} (T {tuned['temperature']:g})"
     labels = [first, *[f"at best temperature, {before} -> {name}"] * (len(shown) - 1)]
     rows = [[f"{key} {label}", _change(mean_score(sft, key), mean_score(tuned, key),
-                                       difference_at_best(against_start(against), key))]
+                                       difference_at_best(differences, key))]
             for key, label in zip(shown, labels, strict=True)]
     of_policy = f", against {name}" if len(judged_policies(metrics)) > 1 else ""
     others = [each for each in (greedy_name(start), strongest_best_of_n(against))
               if each and describe_policy(each, policies) != describe_policy(f"{start}{BEST}", policies)]
     return rows + [[f"{measure}, {describe_policy(each, policies)}{of_policy}",
                     f"{mean_score(policies[each], measure):z.3f} ({name} minus it: "
-                    f"{format_estimate(difference_at_best(against[each], measure), signed=True)})"] for each in others]
+                    f"{format_estimate(difference_to(metrics, policy, each), signed=True)})"] for each in others]
 
 
 def _rows_of_scores(metrics: dict, policy: str) -> list[list[str]]:

@@ -8,17 +8,14 @@ from stages.evaluation.summary import (
     BEST,
     NO_JUDGE,
     against_start,
-    best_of_n_policies,
     capitalise,
     change_direction,
-    choose_measure,
     describe_policy,
-    difference_at_best,
+    difference_to,
     display_name,
     format_estimate,
     format_percent,
-    join_words,
-    mean_score,
+    judged_by,
     samples_per_answer,
     strongest_best_of_n,
     unseen_changes,
@@ -35,10 +32,11 @@ def policy_verdict(metrics: dict, policy: str) -> tuple[str, str]:
     Returns (kind, paragraph); kind is 'better', 'mixed', 'flat', 'worse', 'hacking', 'no-judge', 'length' (better than
     SFT, but only in length) or 'unknown' (the learnt reward rose, nothing else is known, not flagged).
     """
-    return _verdict_kind(metrics, policy), " ".join([
+    kind = _verdict_kind(metrics, policy)
+    conclusion = [f"{only_length_headline(metrics, policy)}."] if kind == "length" else []
+    return kind, " ".join([
         *_describe_at_best(metrics, policy), *_describe_best_of_n(metrics, policy), *describe_length(metrics, policy),
-        *_describe_at_sampling_temperature(metrics, policy), *_moved_monitors(metrics, policy),
-        _cost(metrics, policy)])
+        *conclusion, *_describe_at_sampling_temperature(metrics, policy), _cost(metrics, policy)])
 
 
 def equal_without_training(metrics: dict, policy: str) -> str | None:
@@ -46,48 +44,43 @@ def equal_without_training(metrics: dict, policy: str) -> str | None:
 
     Without SFT, that of the base.
     """
-    against = metrics["at_best"][policy]
-    measure, start = choose_measure(against_start(against)), start_model(against)
-    differences = {name: difference_at_best(against[name], measure) for name in (f"{start}{BEST}", greedy_name(start))}
+    start = start_model(metrics["at_best"][policy])
+    differences = {name: difference_to(metrics, policy, name) for name in (f"{start}{BEST}", greedy_name(start))}
     unbeaten = [name for name, difference in differences.items() if change_direction(difference) <= 0]
     return min(unbeaten, key=lambda name: differences[name]["mean"], default=None)
 
 
 def compare_with_start(metrics: dict, policy: str) -> str:
     """Say in one line how a policy compares with SFT or base: 'SFT at temperature 0.1 does as well as PPO'."""
-    against, name = metrics["at_best"][policy], display_name(policy)
-    measure = choose_measure(against_start(against))
-    source = ", says a held-out reward model" if measure == "judge" else ""
-    equal = equal_without_training(metrics, policy)
+    name, equal = display_name(policy), equal_without_training(metrics, policy)
+    source = ", says a held-out reward model" if judged_by(metrics, policy) == "judge" else ""
     if equal is None:
         return f"{name} made the answers better{source}"
-    worse = change_direction(difference_at_best(against[equal], measure)) < 0
-    return (f"{capitalise(describe_policy(equal, metrics['policies']))} does "
-            f"{'better than' if worse else 'as well as'} {name}{source}")
+    how = "better than" if change_direction(difference_to(metrics, policy, equal)) < 0 else "as well as"
+    return f"{capitalise(describe_policy(equal, metrics['policies']))} does {how} {name}{source}"
 
 
 def _verdict_kind(metrics: dict, policy: str) -> str:
-    against = metrics["at_best"][policy]
-    measure = choose_measure(against_start(against))
-    if metrics["hacking"][policy]["verdict"] == "flagged":
+    measure, hacking = judged_by(metrics, policy), metrics["hacking"][policy]["verdict"]
+    if hacking == "flagged":
         return "hacking"
-    if metrics["hacking"][policy]["verdict"] == NO_JUDGE and measure == "reward":
+    if hacking == NO_JUDGE and measure == "reward":
         return "no-judge"
     if equal := equal_without_training(metrics, policy):
-        return "worse" if change_direction(difference_at_best(against[equal], measure)) < 0 else "flat"
+        return "worse" if change_direction(difference_to(metrics, policy, equal)) < 0 else "flat"
     if only_length_headline(metrics, policy):
         return "length"
     if measure == "reward":
         return "unknown"
-    return "mixed" if change_direction(against_start(against)["gold"].get("correct")) < 0 else "better"
+    correct = against_start(metrics["at_best"][policy])["gold"].get("correct")
+    return "mixed" if change_direction(correct) < 0 else "better"
 
 
 def _describe_at_best(metrics: dict, policy: str) -> list[str]:
     against, name = against_start(metrics["at_best"][policy]), display_name(policy)
     policies, questions = metrics["policies"], metrics["temperature_selection"]["prompts"]
-    measure, wording, start = choose_measure(against), find_wording(policies), start_model(policies)
-    before = wording.start
-    difference = difference_at_best(against, measure)
+    measure, wording, start = judged_by(metrics, policy), find_wording(policies), start_model(policies)
+    before, difference = wording.start, difference_to(metrics, policy, f"{start}{BEST}")
     how = {1: f"{name} beats {before} in", 0: f"{name} and {before} cannot be told apart in",
            -1: f"{name} is worse than {before} in"}
     sft, tuned = (policies[f"{each}{BEST}"]["temperature"] for each in (start, policy))
@@ -101,28 +94,18 @@ def _describe_at_best(metrics: dict, policy: str) -> list[str]:
                      f"({format_estimate(correct, signed=True)}).")
     if measure == "reward":
         words.append(wording.only_reward.format(name))
-    words += [f"{score}, a score that training never saw, {RISE_WORDS[change_direction(change)]} "
-              f"({format_estimate(change, signed=True)})." for score, change in unseen_changes(metrics, against)]
-    greedy = greedy_name(start)
-    if equal_without_training(metrics, policy) == greedy and policies[f"{start}{BEST}"]["temperature"]:
-        words.append(f"{capitalise(describe_policy(greedy, policies))} {_compare(metrics, policy, greedy)}.")
-    return words
+    return words + [f"{score}, a score that training never saw, {RISE_WORDS[change_direction(change)]} "
+                    f"({format_estimate(change, signed=True)})." for score, change in unseen_changes(metrics, against)]
 
 
 def _describe_best_of_n(metrics: dict, policy: str) -> list[str]:
     best_of_n = strongest_best_of_n(metrics["at_best"][policy])
     if best_of_n is None:
         return []
-    return [f"{capitalise(describe_policy(best_of_n, metrics['policies']))}, at {samples_per_answer(best_of_n)} times "
-            f"the cost an answer, {_compare(metrics, policy, best_of_n)}."]
-
-
-def _compare(metrics: dict, policy: str, other: str) -> str:
-    """Say how another policy compares: 'does as well (PPO minus it: +0.01 [-0.02, +0.04])'."""
-    against = metrics["at_best"][policy][other]
-    difference = difference_at_best(against, choose_measure(against))
+    difference = difference_to(metrics, policy, best_of_n)
     how = {1: "does worse", 0: "does as well", -1: "does better"}[change_direction(difference)]
-    return f"{how} ({display_name(policy)} minus it: {format_estimate(difference, signed=True)})"
+    return [f"{capitalise(describe_policy(best_of_n, metrics['policies']))}, at {samples_per_answer(best_of_n)} times "
+            f"the cost an answer, {how} ({display_name(policy)} minus it: {format_estimate(difference, signed=True)})."]
 
 
 def _measure_words(measure: str, metrics: dict) -> str:
@@ -139,42 +122,16 @@ def _describe_at_sampling_temperature(metrics: dict, policy: str) -> list[str]:
     change, temperature = change_direction(difference), metrics["policies"][policy]["temperature"]
     how = {1: f"beats {wording.start}", -1: f"is worse than {wording.start} even",
            0: f"did not beat {wording.start}"}[change]
-    words = [f"At temperature {temperature:g} {name} {how} in {wording.measure} "
-             f"({format_estimate(difference, signed=True)}, paired over {difference['count']} prompts)"]
+    words = (f"At temperature {temperature:g} {name} {how} in {wording.measure} "
+             f"({format_estimate(difference, signed=True)}, paired over {difference['count']} prompts)")
     if not gold:
-        return [f"{words[0]}."]
+        return [f"{words}."]
     gold_change = change_direction(gold["gold"]["difference"])
     estimate = format_estimate(gold["gold"]["difference"], signed=True)
     if change > 0 and gold_change <= 0:
-        return [f"{words[0]}.", f"This is reward hacking: the {wording.reward} rose while the gold score "
-                                f"{'fell' if gold_change < 0 else 'stayed flat'} ({estimate})."]
-    correct, limits = gold.get("correct"), ""
-    if correct and gold_change > 0 and change_direction(correct["difference"]) <= 0:
-        limits = (f", but correctness {RISE_WORDS[change_direction(correct['difference'])]} there "
-                  f"({correct['sft']:.3f} to {correct['policy']:.3f})")
-    return [f"{words[0]}, and the gold score {RISE_WORDS[gold_change]} ({estimate}){limits}.",
-            *_better_best_of_n(metrics, policy)]
-
-
-def _better_best_of_n(metrics: dict, policy: str) -> list[str]:
-    """Name the best-of-n at the sampling temperature with the most gold, if it has more than the policy."""
-    policies, kl = metrics["policies"], metrics["comparisons"][policy]["kl_k1"]["mean"]
-    gold = {name: mean_score(policies[name], "gold") for name in (policy, *best_of_n_policies(policies))}
-    best = max(gold, key=gold.get)
-    if best == policy:
-        return []
-    return [f"{capitalise(describe_policy(best, policies))} is ahead of {display_name(policy)} there (gold "
-            f"{gold[best]:.3f} against {gold[policy]:.3f}, at a KL of at most {policies[best]['kl_formula']:.2f} "
-            f"against {kl:.2f} nats)."]
-
-
-def _moved_monitors(metrics: dict, policy: str) -> list[str]:
-    """Say which monitors moved: the only sign of hacking where no gold score is known."""
-    hacking, gold = metrics["hacking"][policy], metrics["comparisons"][policy]["gold"]
-    if not (hacking["rose"] and hacking["moved"]):
-        return []
-    start = "This looks like reward hacking" if hacking["verdict"] == "flagged" and not gold else "To watch"
-    return [f"{start}: {join_words(hacking['rose'])} rose, and {join_words(hacking['moved'])} moved for the worse."]
+        return [f"{words}.", f"This is reward hacking: the {wording.reward} rose while the gold score "
+                             f"{'fell' if gold_change < 0 else 'stayed flat'} ({estimate})."]
+    return [f"{words}, and the gold score {RISE_WORDS[gold_change]} ({estimate})."]
 
 
 def _cost(metrics: dict, policy: str) -> str:

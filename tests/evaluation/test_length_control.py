@@ -235,9 +235,9 @@ def test_the_policy_of_the_workflow_is_the_control_of_the_evaluation():
         "(at equal length: 0.550 [0.530, 0.570] of 80 pairs), to PPO on length alone at temperature 0.3 on 0.610",
         "to best-of-4 of SFT at temperature 0.1 on")),
     (controlled(within=0.01), "length", "PPO only learnt length: at equal length nothing is gained", (
-        "That cannot be told apart from nothing: PPO only learnt length.",)),
+        "PPO only learnt length: at equal length nothing is gained.",)),
     (controlled(above=0.0), "length", "PPO only learnt length, as far as can be told: PPO on length alone does as well",
-     ("PPO cannot be told apart from it in judge (+0.000", "As far as the judge can tell, PPO only learnt length.")),
+     ("PPO cannot be told apart from it in judge (+0.000", "PPO on length alone does as well.")),
     (controlled(above=-0.1), "length",
      "PPO only learnt length, as far as can be told: PPO on length alone does as well", ("PPO is worse than it",)),
     (controlled(within=None), "better", "PPO made the answers better, says a held-out reward model", (

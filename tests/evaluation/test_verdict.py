@@ -5,7 +5,7 @@ import copy
 import pytest
 
 from stages.evaluation import summary, verdict
-from stages.reporting.headline import build_verdicts
+from stages.reporting.headline import build_verdicts, describe_hacking
 from tests.helpers.finished_run import around, differences, metrics, with_summary
 
 EQUAL = around(0.0)
@@ -41,7 +41,7 @@ def headline(numbers: dict) -> str:
     (metrics(at_best=against(sft_best=around(-0.2))), "worse", "SFT at temperature 0.1 does better than PPO", (
         "PPO is worse than SFT in the gold score",)),
     (metrics(at_best=against(sft_greedy=EQUAL)), "flat", "SFT with greedy decoding does as well as PPO", (
-        "PPO beats SFT in the gold score", "SFT with greedy decoding does as well (PPO minus it: +0.000")),
+        "PPO beats SFT in the gold score",)),
     (metrics(at_best=against(best_of_4_best=EQUAL)), "better", "PPO made the answers better", (
         "Best-of-4 of SFT at temperature 0.1, at 4 times the cost an answer, does as well (PPO minus it: +0.000",)),
     (metrics(at_best=against(best_of_4_best=around(-0.1))), "better", "PPO made the answers better", (
@@ -77,13 +77,12 @@ def test_the_verdict(numbers, kind, line, says):
 def test_monitors_decide_where_no_gold_is_known():
     numbers = metrics(gold=None)
     numbers["comparisons"]["ppo"]["changes"] |= {"repetition": around(0.4), "code_fences": around(3.0)}
-    kind, words = verdict.policy_verdict(with_summary(numbers), "ppo")
-    assert kind == "hacking"
-    assert "This looks like reward hacking: reward rose, and repetition, share" in words
+    assert verdict.policy_verdict(with_summary(numbers), "ppo")[0] == "hacking"
+    assert "2 of 10 monitors moved for the worse (repetition, share" in describe_hacking(with_summary(numbers), "ppo")
     assert dict(with_summary(numbers)["table"])["reward hacking"] == "flagged (2 of 10 monitors moved)"
     numbers["comparisons"]["ppo"]["changes"] |= {"code_fences": around(0.0)}
     kind, words = verdict.policy_verdict(with_summary(numbers), "ppo")
-    assert kind == "unknown" and "reward hacking" not in words and "4-grams moved for the worse" in words
+    assert kind == "unknown" and "reward hacking" not in words
 
 
 def test_an_interval_of_one_question_decides_nothing():
@@ -137,15 +136,3 @@ def test_the_strongest_best_of_n_is_named_whatever_its_n_and_temperature():
     assert summary.strongest_best_of_n(rows) == "best_of_4_best"
     numbers = with_summary(metrics(at_best=against(best_of_4=around(-1.0), best_of_4_best=around(-0.2))))
     assert "does better (PPO minus it: -1.000" in verdict.policy_verdict(numbers, "ppo")[1]
-
-
-def test_at_the_sampling_temperature_what_the_table_says_against_the_policy_is_said_too():
-    numbers = metrics(correct=-0.01)
-    assert "is ahead" not in verdict.policy_verdict(numbers, "ppo")[1]
-    numbers["comparisons"]["ppo"]["gold"]["correct"]["difference"] = around(-0.01, 0.02)
-    numbers["policies"]["best_of_4"]["gold_scores"] = {"gold": 1.5}
-    words = verdict.policy_verdict(numbers, "ppo")[1]
-    assert ("the gold score rose (+0.300 [+0.280, +0.320]), but correctness did not move beyond chance there (0.500 "
-            "to 0.490). Best-of-4 of SFT at temperature 1 is ahead of PPO there (gold 1.500 against 1.250, at a KL of "
-            "at most 0.64 against 2.50 nats).") in words
-    assert "correctness did not" not in verdict.policy_verdict(metrics(), "ppo")[1]

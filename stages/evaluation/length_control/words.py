@@ -9,14 +9,13 @@ from stages.evaluation.summary import (
     BEST,
     BEST_OF_N,
     CONTROLS,
-    against_start,
     capitalise,
     change_direction,
-    choose_measure,
     describe_policy,
-    difference_at_best,
+    difference_to,
     display_name,
     format_estimate,
+    judged_by,
     mean_score,
     samples_per_answer,
 )
@@ -36,10 +35,10 @@ def only_length_headline(metrics: dict, policy: str) -> str | None:
     """
     if policy not in metrics.get("length_control", {}):
         return None
-    name = display_name(policy)
-    if _lost_within_bins(metrics, policy):
+    name, bins = display_name(policy), metrics["length_control"][policy]["within_bins"][policy]
+    if change_direction(bins["gain"]) > 0 and bins["within"] and change_direction(bins["within"]) <= 0:
         return f"{name} only learnt length: at equal length nothing is gained"
-    if _is_above_control(metrics, policy):
+    if change_direction(difference_to(metrics, policy, _control(policy))) > 0:
         return None
     return f"{name} only learnt length, as far as can be told: {display_name(CONTROLS[policy])} does as well"
 
@@ -56,19 +55,17 @@ def list_length_rows(metrics: dict) -> list[list[str]]:
     """List [label, value] rows for the short table."""
     rows = []
     for policy in metrics.get("length_control", {}):
-        name, control = display_name(policy), CONTROLS[policy]
-        measure = choose_measure(against_start(metrics["at_best"][policy]))
-        best, other = f"{policy}{BEST}", f"{control}{BEST}"
+        name, control, measure = display_name(policy), CONTROLS[policy], judged_by(metrics, policy)
         rows += [[f"reward gain at equal length, {each}", _format_gain(metrics, policy, key)]
                  for key, each in ((policy, name), (control, display_name(control)))]
-        scores = [mean_score(metrics["policies"][each], measure) for each in (other, best)]
-        difference = format_estimate(difference_to_control(metrics, policy, measure), signed=True)
+        scores = [mean_score(metrics["policies"][f"{each}{BEST}"], measure) for each in (control, policy)]
+        difference = format_estimate(difference_to(metrics, policy, _control(policy)), signed=True)
         rows += [[f"{measure} at best temperature, {display_name(control)} -> {name}",
                   f"{scores[0]:z.3f} -> {scores[1]:z.3f} (paired {difference})"],
                  [f"KL to {find_wording(metrics['policies']).start}, nats a response, {display_name(control)}",
                   format_estimate(metrics["comparisons"][control]["kl_k1"], ".2f")]]
         rows += [[f"{name} preferred by {measure}, against {describe_policy(each, metrics['policies'])}",
-                  _format_preference(metrics, policy, each, measure)] for each in list_opponents(metrics, policy)]
+                  _format_preference(metrics, policy, each)] for each in list_opponents(metrics, policy)]
     return rows
 
 
@@ -76,9 +73,9 @@ def list_length_numbers(metrics: dict) -> dict[str, float]:
     """Return the numbers for the manifest."""
     numbers = {}
     for policy, length in metrics.get("length_control", {}).items():
-        bins, measure = length["within_bins"][policy], choose_measure(against_start(metrics["at_best"][policy]))
+        bins, above = length["within_bins"][policy], difference_to(metrics, policy, _control(policy))
         estimates = {"gain_at_equal_length": bins["within"], "share_at_equal_length": bins["share"],
-                     f"{measure}_above_length_control": difference_to_control(metrics, policy, measure)}
+                     f"{judged_by(metrics, policy)}_above_length_control": above}
         numbers |= {f"{name}{end and '_'}{end}": value[end or "mean"] for name, value in estimates.items() if value
                     for end in ("", "low", "high") if value[end or "mean"] is not None}
     return numbers
@@ -90,12 +87,7 @@ def list_opponents(metrics: dict, policy: str) -> list[str]:
     start = next(name for name in names if name.endswith(BEST) and not BEST_OF_N.fullmatch(name))
     best_of_n = sorted((name for name in names if BEST_OF_N.fullmatch(name)),
                        key=lambda name: (samples_per_answer(name), name.endswith(BEST)))
-    return [start, f"{CONTROLS[policy]}{BEST}", *best_of_n[-1:]]
-
-
-def difference_to_control(metrics: dict, policy: str, measure: str) -> dict | None:
-    """Return the paired difference of a policy minus its control, each at its best temperature."""
-    return difference_at_best(metrics["at_best"][policy][f"{CONTROLS[policy]}{BEST}"], measure)
+    return [start, _control(policy), *best_of_n[-1:]]
 
 
 def format_equal_length(pairs: dict, measure: str) -> str:
@@ -109,14 +101,8 @@ def format_equal_length(pairs: dict, measure: str) -> str:
     return f"{format_estimate(equal[measure])} of {equal['pairs']:.0f} pairs"
 
 
-def _lost_within_bins(metrics: dict, policy: str) -> bool:
-    bins = metrics["length_control"][policy]["within_bins"][policy]
-    return change_direction(bins["gain"]) > 0 and bins["within"] is not None and change_direction(bins["within"]) <= 0
-
-
-def _is_above_control(metrics: dict, policy: str) -> bool:
-    measure = choose_measure(against_start(metrics["at_best"][policy]))
-    return change_direction(difference_to_control(metrics, policy, measure)) > 0
+def _control(policy: str) -> str:
+    return f"{CONTROLS[policy]}{BEST}"
 
 
 def _describe_bins(metrics: dict, policy: str) -> str:
@@ -128,42 +114,34 @@ def _describe_bins(metrics: dict, policy: str) -> str:
         return (f"No answer of {name} is about as long as one of {wording.start}: how much of its gain in "
                 f"{wording.reward} ({gain}) is more than length is not known.")
     share = "" if bins["share"] is None else f", a share of {format_estimate(bins['share'], '.2f')}"
-    words = (f"Of the gain in {wording.reward} ({gain}), {format_estimate(bins['within'], signed=True)} is left "
-             f"between answers of equal length{share}; {100 * bins['overlap']:.0f}\u00a0% of the answers are of a "
-             f"length that both have.")
-    return words if change_direction(bins["within"]) > 0 else (
-        f"{words} That cannot be told apart from nothing: {name} only learnt length.")
+    return (f"Of the gain in {wording.reward} ({gain}), {format_estimate(bins['within'], signed=True)} is left "
+            f"between answers of equal length{share}; {100 * bins['overlap']:.0f}\u00a0% of the answers are of a "
+            f"length that both have.")
 
 
 def _describe_control(metrics: dict, policy: str) -> Iterator[str]:
-    control, policies = CONTROLS[policy], metrics["policies"]
-    measure = choose_measure(against_start(metrics["at_best"][policy]))
-    difference, judge = difference_to_control(metrics, policy, measure), _name_judge(metrics, measure)
+    control, name, policies = CONTROLS[policy], display_name(policy), metrics["policies"]
+    difference = difference_to(metrics, policy, _control(policy))
     how = {1: "is better than", 0: "cannot be told apart from", -1: "is worse than"}[change_direction(difference)]
     kls = [metrics["comparisons"][each]["kl_k1"]["mean"] for each in (control, policy)]
     tokens = [policies[f"{each}{BEST}"]["response_tokens"] for each in (control, policy)]
-    name, other = display_name(policy), display_name(control)
-    learnt = change_direction(difference) <= 0 < change_direction(
-        difference_at_best(against_start(metrics["at_best"][policy]), measure))
-    end = f" As far as {judge} can tell, {name} only learnt length." if learnt else ""
-    yield (f"{other} (KL {kls[0]:.2f} nats, {tokens[0]:.0f} tokens an answer; {name} {kls[1]:.2f} and "
-           f"{tokens[1]:.0f}) is the control: {name} {how} it in {judge.removeprefix('the ')} "
-           f"({format_estimate(difference, signed=True)}).{end}")
+    yield (f"{display_name(control)} (KL {kls[0]:.2f} nats, {tokens[0]:.0f} tokens an answer; {name} {kls[1]:.2f} and "
+           f"{tokens[1]:.0f}) is the control: {name} {how} it in {_name_judge(metrics, policy).removeprefix('the ')} "
+           f"({format_estimate(difference, signed=True)}).")
     if kls[0] < WEAK_SHARE * kls[1]:
         yield f"The control moved much less than {name}: a stronger one might do better."
 
 
 def _list_preferences(metrics: dict, policy: str) -> Iterator[str]:
-    measure = choose_measure(against_start(metrics["at_best"][policy]))
-    opponents = list_opponents(metrics, policy)
-    for number, other in enumerate(opponents):
-        start = f"{capitalise(_name_judge(metrics, measure))} prefers {display_name(policy)} to" if not number else "to"
+    start = f"{capitalise(_name_judge(metrics, policy))} prefers {display_name(policy)} to"
+    for other in list_opponents(metrics, policy):
         yield (f"{start} {describe_policy(other, metrics['policies'])} on "
-               f"{_format_preference(metrics, policy, other, measure)}")
+               f"{_format_preference(metrics, policy, other)}")
+        start = "to"
 
 
-def _format_preference(metrics: dict, policy: str, other: str, measure: str) -> str:
-    pairs = metrics["length_control"][policy]["preferred"][other]
+def _format_preference(metrics: dict, policy: str, other: str) -> str:
+    measure, pairs = judged_by(metrics, policy), metrics["length_control"][policy]["preferred"][other]
     return (f"{format_estimate(pairs['all'][measure])} of the questions (at equal length: "
             f"{format_equal_length(pairs, measure)})")
 
@@ -177,5 +155,5 @@ def _format_gain(metrics: dict, policy: str, key: str) -> str:
     return f"{format_estimate(bins['within'], signed=True)} {of_gain}{share}"
 
 
-def _name_judge(metrics: dict, measure: str) -> str:
-    return JUDGES[measure].format(find_wording(metrics["policies"]).reward)
+def _name_judge(metrics: dict, policy: str) -> str:
+    return JUDGES[judged_by(metrics, policy)].format(find_wording(metrics["policies"]).reward)
