@@ -15,12 +15,12 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
     main(__file__)
 
 import shutil
-from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from stages.artifacts.artifact import RunContext
 from stages.evaluation.reward_model_check import check_reward_models
@@ -32,8 +32,7 @@ from stages.modeling.load import check_whole_model, load_causal
 from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.rejection_sampling import BestOfN
-from stages.rejection_sampling.candidates import Candidates, CandidateSettings, measure_best_of_n, write_samples
-from stages.rejection_sampling.scored_sampler import build_sampler
+from stages.rejection_sampling.candidates import CandidateSettings, build_sampler, measure_best_of_n, write_samples
 from stages.rewards import checked_models
 from stages.rewards.shaping import ShapingSettings
 from stages.runtime.files import write_json
@@ -41,7 +40,7 @@ from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import read_best_rows
 from stages.training.loggers import open_logger
 
-SPLIT, PARTS = "rl", "parts"
+SPLIT, PARTS, SAMPLES = "rl", "parts", "samples.parquet"
 BETAS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the optimum
 
 
@@ -66,10 +65,10 @@ def run(config: BestOfN, out: Path, *, policy: Path, reward: Path, pairs: Path, 
     sampler.check_space(out, 2 * len(prompts.ids))  # of parts, and of the table
     model = load_causal(policy, config.precision, config.cpu_kernels)
     families.check_length(model.config, longest_tokens)
-    collected = _Collected()
     parts = sampler.sample(model, prompts.ids, out / PARTS, "best_of_n")
-    write_samples(out / "samples.parquet", prompts, collected.watch(parts), tokenizer)
-    rewards = np.concatenate(collected.rewards).astype(float)
+    write_samples(out / SAMPLES, prompts, parts, tokenizer)
+    samples = pq.read_table(out / SAMPLES, columns=["rewards", "ended"])
+    rewards, ended = np.array(samples["rewards"].to_pylist(), float), samples["ended"].to_pylist()
     curve = measure_best_of_n(rewards, config.bootstrap_samples, config.seed)
     estimate_mean = partial(bootstrap_mean, samples=config.bootstrap_samples, seed=config.seed)
     write_json(out / "metrics.json", {"prompts": len(prompts.ids), "best_of_n": curve, "optimum": [
@@ -77,29 +76,14 @@ def run(config: BestOfN, out: Path, *, policy: Path, reward: Path, pairs: Path, 
     with open_logger(config.log_to, out, "best_of_n", context, asdict(config), step_name="n") as logger:
         logger.resume(-1)
         for row in curve:
-            ends = {f"reward_{end}": value for end in ("low", "high") if (value := row["reward"][end]) is not None}
+            ends = {f"reward_{end}": row["reward"][end] for end in ("low", "high") if row["reward"][end] is not None}
             logger.log_metrics(row["n"], {"kl": row["kl"], "reward": row["reward"]["mean"], **ends})
     shutil.rmtree(out / PARTS)
     return {
         "prompts": len(prompts.ids), "prompts_over_length": prompts.over_length,
         "responses": len(prompts.ids) * config.n, "reward_of_one": curve[0]["reward"]["mean"],
-        "reward": curve[-1]["reward"]["mean"], "kl": curve[-1]["kl"], "eos_rate": float(np.mean(collected.ended)),
+        "reward": curve[-1]["reward"]["mean"], "kl": curve[-1]["kl"], "eos_rate": float(np.mean(ended)),
         **({"reward_model_shortfall": "; ".join(shortfalls)} if shortfalls else {})}
-
-
-class _Collected:
-    """What is kept in memory of the parts: all rewards, and which winners ended."""
-
-    def __init__(self):
-        self.rewards: list[np.ndarray] = []
-        self.ended: list[bool] = []
-
-    def watch(self, parts: Iterable[Candidates]) -> Iterable[Candidates]:
-        """Yield the parts, and note their numbers."""
-        for part in parts:
-            self.rewards.append(part.rewards)
-            self.ended += [ended[i] for ended, i in zip(part.ended, part.rewards.argmax(1), strict=True)]
-            yield part
 
 
 def _select_prompts(config: BestOfN, pairs: Path, tokenizer) -> Prompts:

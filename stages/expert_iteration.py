@@ -30,9 +30,8 @@ from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.rejection_sampling import ExpertIteration
-from stages.rejection_sampling.candidates import CandidateSampler, CandidateSettings
+from stages.rejection_sampling.candidates import CandidateSettings, build_sampler
 from stages.rejection_sampling.rounds import RoundLoop, RoundSettings
-from stages.rejection_sampling.scored_sampler import build_sampler
 from stages.rewards import checked_models
 from stages.rewards.shaping import ShapingSettings
 from stages.runtime.stage_lines import print_line
@@ -58,11 +57,15 @@ def run(config: ExpertIteration, out: Path, *, policy: Path, reward: Path, pairs
     torch_setup.prepare()
     tokenizer = load_tokenizer(policy)
     prompts, validation = load_prompts(config, pairs, tokenizer)
+    longest_tokens = config.max_prompt_tokens + config.max_response_tokens
     model = load_trainable_causal(
         TrainableSettings(**select_settings(TrainableSettings, config)), policy, tokenizer,
-        max_length_tokens=max(config.sequence_length_tokens, config.max_prompt_tokens + config.max_response_tokens),
-        stage="expert_iteration")
-    sampler = _build_sampler(config, tokenizer, policy, reward, pairs)
+        max_length_tokens=max(config.sequence_length_tokens, longest_tokens), stage="expert_iteration")
+    sampler = build_sampler(
+        CandidateSettings(**select_settings(CandidateSettings, config)),
+        ShapingSettings(**select_settings(ShapingSettings, config)), map(asdict, config.rewards), tokenizer,
+        policy=policy, reward=reward, pairs=pairs, longest_tokens=longest_tokens,
+        min_correlation=config.min_reward_correlation, cpu_kernels=config.cpu_kernels, say=_say)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     check_training_space(out, trained, optimizer="adamw", saves=2, keep_checkpoints=1, keeps_best=True, checkpoints=out)
     sampler.check_space(out, min(config.round_prompts or len(prompts.ids), len(prompts.ids)))
@@ -95,16 +98,6 @@ def load_prompts(config: ExpertIteration, pairs: Path, tokenizer) -> tuple[Promp
     _say(f"{count} prompts, {len(validation.ids)} more for validation; at most {config.rounds} rounds of {config.n} "
          f"responses each to {min(config.round_prompts or count, count)} prompts")
     return training, validation
-
-
-def _build_sampler(config: ExpertIteration, tokenizer, policy: Path, reward: Path, pairs: Path) -> CandidateSampler:
-    return build_sampler(
-        CandidateSettings(**select_settings(CandidateSettings, config)),
-        ShapingSettings(**select_settings(ShapingSettings, config)), map(asdict, config.rewards), tokenizer,
-        policy=policy, reward=reward, pairs=pairs,
-        longest_tokens=config.max_prompt_tokens + config.max_response_tokens,
-        min_correlation=config.min_reward_correlation,
-        cpu_kernels=config.cpu_kernels, say=_say)
 
 
 @contextmanager

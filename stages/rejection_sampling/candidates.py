@@ -7,8 +7,9 @@ processes, which share the rows of every part, each stores all parts in a folder
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -22,7 +23,12 @@ from stages.generation.best_of_n import best_of_kl, best_of_n_weights
 from stages.generation.prompts import Prompts
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample_in_batches
-from stages.rewards.shaping import RewardShaper
+from stages.modeling.tokenizer import load_shared_tokenizer
+from stages.reward_modeling.load import load_reward_models
+from stages.reward_modeling.scorer import Scorer
+from stages.rewards import checked_models
+from stages.rewards.reward_functions import load_reward_functions
+from stages.rewards.shaping import RewardShaper, ShapingSettings
 from stages.runtime.files import atomic_path, check_free_space
 from stages.runtime.progress import Progress
 from stages.runtime.stage_lines import print_line
@@ -31,12 +37,12 @@ from stages.training.checkpoint import SEAL, find_damage, seal_checkpoint
 
 PART, TABLE = "part-", "candidates.parquet"
 TOKENS = pa.list_(pa.list_(pa.int32()))
-SCHEMA = pa.schema([("responses", TOKENS), ("ended", pa.list_(pa.bool_())), ("rewards", pa.list_(pa.float32()))])
+SCHEMA = pa.schema({"responses": TOKENS, "ended": pa.list_(pa.bool_()), "rewards": pa.list_(pa.float32())})
 TOKEN_BYTES, RESPONSE_BYTES = 4, 16  # of a part, uncompressed
-SAMPLE_SCHEMA = pa.schema([
-    ("site", pa.string()), ("qid", pa.int64()), ("question", pa.string()), ("url", pa.string()),
-    ("author", pa.string()), ("prompt", pa.string()), ("winner", pa.string()), ("ended", pa.bool_()),
-    ("reward", pa.float32()), ("rewards", pa.list_(pa.float32()))])
+SAMPLE_SCHEMA = pa.schema({
+    "site": pa.string(), "qid": pa.int64(), "question": pa.string(), "url": pa.string(), "author": pa.string(),
+    "prompt": pa.string(), "winner": pa.string(), "ended": pa.bool_(), "reward": pa.float32(),
+    "rewards": pa.list_(pa.float32())})
 
 
 @dataclass(frozen=True)
@@ -81,11 +87,10 @@ class CandidateSampler:
         for number, part in enumerate(_slices(prompts, self.settings.save_every_prompts)):
             path = folder / f"{PART}{number:05d}"
             candidates = _read(path)
+            progress.initial += len(part) if candidates else 0
             if candidates is None:
                 candidates = self._sample_part(model, part, f"{purpose}/{number}")
                 _write(path, candidates)
-            else:
-                progress.initial += len(part)
             yield candidates
             progress.advance(len(part), note=f"reward of the best {candidates.rewards.max(1).mean():.2f}")
         progress.finish()
@@ -97,23 +102,45 @@ class CandidateSampler:
 
     def sample_once(self, model, prompts: list[list[int]]) -> Rollout:
         """Sample one response to each prompt, with the same random numbers each time."""
-        s = self.settings
-        return self._generate(model, prompts, s.batch_prompts * s.n, s.seed)
+        return self._generate(model, prompts, self.settings.seed)
 
     def _sample_part(self, model, prompts: list[list[int]], purpose: str) -> Candidates:
-        s = self.settings
-        name = f"{s.seed}/{purpose}".encode()
-        rollout = self._generate(model, [prompt for prompt in prompts for _ in range(s.n)], s.batch_prompts * s.n,
+        n, name = self.settings.n, f"{self.settings.seed}/{purpose}".encode()
+        rollout = self._generate(model, [prompt for prompt in prompts for _ in range(n)],
                                  seed=int.from_bytes(hashlib.sha256(name).digest()[:5], "big"))
         rewards = self.reward_shaper(rollout, update_statistics=False).rewards
-        return Candidates(_slices(rollout.responses, s.n), _slices(rollout.ended, s.n),
-                          rewards.numpy().reshape(-1, s.n))
+        return Candidates(_slices(rollout.responses, n), _slices(rollout.ended, n), rewards.numpy().reshape(-1, n))
 
-    def _generate(self, model, prompts: list[list[int]], batch_rows: int, seed: int) -> Rollout:
+    def _generate(self, model, prompts: list[list[int]], seed: int) -> Rollout:
         s = self.settings
         return sample_in_batches(
-            model, prompts, batch_rows, seed, precision=s.precision, max_new_tokens=s.max_response_tokens,
+            model, prompts, s.batch_prompts * s.n, seed, precision=s.precision, max_new_tokens=s.max_response_tokens,
             temperature=s.temperature, stop_ids=self.stop_ids)
+
+
+def build_sampler(
+    settings: CandidateSettings, shaping: ShapingSettings, sources: Iterable[dict], tokenizer, *, policy: Path,
+    reward: Path, pairs: Path, longest_tokens: int, min_correlation: float, cpu_kernels: str,
+    say: Callable[[str], None],
+) -> CandidateSampler:
+    """Load the reward functions, with checks of the reward models among them, and build the sampler.
+
+    Args:
+        sources: of the reward, as arguments of load_reward_functions.
+        policy: the sampled model, whose tokenizer the reward models must share.
+        reward: the merged reward model.
+        longest_tokens: of a prompt and a response.
+    """
+    def load_models(source: str) -> list[Scorer]:
+        artifact = checked_models.reward_artifact(source, reward)
+        load_shared_tokenizer(policy, artifact)
+        return checked_models.check_scorers(
+            load_reward_models(artifact, settings.precision, cpu_kernels=cpu_kernels), artifact,
+            longest_tokens=longest_tokens, min_correlation=min_correlation, sharded=False, say=say)
+
+    load = partial(load_reward_functions, precision=settings.precision, pairs=pairs, load_models=load_models)
+    functions = [function for source in sources for function in load(**source)]
+    return CandidateSampler(tokenizer, RewardShaper(functions, tokenizer, shaping), settings)
 
 
 def read_parts(folder: Path) -> Iterator[Candidates]:
@@ -126,8 +153,7 @@ def _slices(values: list, size: int) -> list[list]:
 
 
 def _write(folder: Path, candidates: Candidates) -> None:
-    columns = [candidates.responses, candidates.ended, candidates.rewards.tolist()]
-    table = pa.table([pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)], SCHEMA)
+    table = pa.table([candidates.responses, candidates.ended, candidates.rewards.tolist()], schema=SCHEMA)
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, folder / TABLE, compression="zstd")
     seal_checkpoint(folder)

@@ -100,27 +100,24 @@ class RoundLoop:
         tensors, facts = saved
         self._load_weights(tensors)
         self.best_weights = {name.removeprefix("best."): t for name, t in tensors.items() if name.startswith("best.")}
-        self.round, self.best = facts["round"], facts["best"]
-        self.rounds_without_better = facts["rounds_without_better"]
+        self.round, self.best, self.rounds_without_better = (
+            facts[name] for name in ("round", "best", "rounds_without_better"))
         self.say(f"resumed after round {self.round}")
 
     def _run_round(self, number: int, folder: Path) -> dict[str, float]:
         """Sample from the policy and fine-tune on the winners; return the metrics of both."""
         s = self.settings
         prompts = self.prompts.select(self._draw_prompts(number))
-        rewards, distinct, ended = [], [], []
         with merged_adapter(self.model, s.precision) as model:
-            for part in self.sampler.sample(model, prompts.ids, folder, f"expert_iteration round {number}"):
-                rewards.append(part.rewards)
-                distinct.append(part.distinct())
-                ended += [end for row in part.ended for end in row]
-        rewards = np.concatenate(rewards)
-        chosen = choose_winners(rewards, np.concatenate(distinct), s.keep, s.keep_above, s.keep_share)
+            measured = [(part.rewards, part.distinct(), np.array(part.ended)) for part in self.sampler.sample(
+                model, prompts.ids, folder, f"expert_iteration round {number}")]
+        rewards, distinct, ended = map(np.concatenate, zip(*measured, strict=True))
+        chosen = choose_winners(rewards, distinct, s.keep, s.keep_above, s.keep_share)
         documents = write_documents(folder / DOCUMENTS, list_winners(prompts.ids, read_parts(folder), chosen), None,
                                     int(chosen.sum()))
         loss = self._fine_tune(documents, folder, number)
         return {"reward": float(rewards.mean()), "winners_reward": float(rewards[chosen].mean()),
-                "eos_rate": sum(ended) / len(ended), "distinct_responses": float(np.concatenate(distinct).mean()),
+                "eos_rate": float(ended.mean()), "distinct_responses": float(distinct.mean()),
                 "documents": len(documents), "loss": loss}
 
     def _draw_prompts(self, number: int) -> list[int]:
