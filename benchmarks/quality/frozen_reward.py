@@ -32,7 +32,7 @@ def load_columns(base: Path, layers: int, items: list[Example], cache: Path) -> 
     if not file.exists():
         model = load_classifier(base, "bf16", new_head=True, cpu_kernels="auto", layers=layers)
         cache.mkdir(parents=True, exist_ok=True)
-        np.save(file, compute_features(model, items, "bf16", False, f"{layers} layers").columns())
+        np.save(file, compute_features(model, items, "bf16", False, f"{layers} layers"))
     return np.load(file)
 
 

@@ -40,7 +40,7 @@ def compute_differences(model, kinds: dict[str, list[Example]], precision: str, 
     """Compute features of the better minus the worse answer of each pair [N, K], and the numbers of questions [N]."""
     differences = {}
     for kind, items in kinds.items():
-        columns = compute_features(model, items, precision, False, f"{label}: {kind}").columns()
+        columns = compute_features(model, items, precision, False, f"{label}: {kind}")
         better, worse = pair_indices(items)
         differences[kind] = (columns[better] - columns[worse],
                              np.repeat(np.arange(len(items)), [len(item.pairs) for item in items]))

@@ -16,7 +16,7 @@ import numpy as np
 from stages.evaluation.statistics import pair_wins
 from stages.generation.text_metrics import count_fences, has_code
 from stages.modeling.packed.token_logprobs import response_logprobs
-from stages.reward_modeling.lexical_scorer import fit_bradley_terry, fit_lexical_scorer
+from stages.reward_modeling.lexical_scorer import LinearScorer, fit_bradley_terry, fit_lexical_scorer
 from stages.stackexchange.pairs.draw import better_is_later
 from stages.stackexchange.pairs.table import group_numbers, question_key, sample_rows
 from stages.stackexchange.prompt import answer_ids, prompt_ids
@@ -240,34 +240,25 @@ def _gaps(pairs: HeldOutPairs) -> np.ndarray:
     return np.array([row["score_j"] - row["score_k"] for row in pairs.rows], dtype=float)
 
 
-@dataclass(frozen=True)
-class SurfaceBaseline:
-    """Weights of the features [K], each divided by its root mean square among the differences it was fitted on."""
-
-    weights: np.ndarray
-
-    def __call__(self, texts: Iterable[str]) -> np.ndarray:
-        """Score texts [M]: higher is better."""
-        return extract_features(texts) @ self.weights
-
-
 def extract_features(texts: Iterable[str]) -> np.ndarray:
     """Compute the features [M, K] of answers."""
     rows = [[float(feature(text)) for feature in FEATURES.values()] for text in texts]
     return np.array(rows).reshape(-1, len(FEATURES))
 
 
-def fit_surface_baseline(rows: Iterable[dict]) -> SurfaceBaseline:
+def fit_surface_baseline(rows: Iterable[dict]) -> LinearScorer:
     """Fit the baseline on rows of a pairs table; without rows it scores 0.
+
+    Each feature is divided by its root mean square among the differences.
 
     The probability that answer j is better than k is sigmoid(w . (x_j - x_k)), without an intercept, so that the order
     of the two does not matter.
     """
     rows = list(rows)
     if not rows:
-        return SurfaceBaseline(np.zeros(len(FEATURES)))
+        return LinearScorer(extract_features, np.zeros(len(FEATURES)))
     better, worse = (extract_features(row[name] for row in rows) for name in ("response_j", "response_k"))
     scale = np.sqrt(((better - worse) ** 2).mean(0))
     scale[scale == 0] = 1.0
     weights = fit_bradley_terry((better - worse) / scale, SURFACE_PENALTY, solver="newton-cholesky")
-    return SurfaceBaseline(weights / scale)
+    return LinearScorer(extract_features, weights / scale)

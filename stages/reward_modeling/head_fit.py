@@ -7,8 +7,6 @@ states explain what length and likelihood do not. Each text is computed once, wi
 Shapes: E questions, M answers of all of them, N pairs, D hidden size.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -27,31 +25,15 @@ BATCH_TOKENS = 4096  # of one forward pass, unless a question's answers alone ha
 PENALTY_SHARE = 0.01  # of length and log-probability, beside the penalty of a state's element
 
 
-@dataclass(frozen=True)
-class AnswerFeatures:
-    """Features of the answers: states [M, D], log_lengths [M], and mean_logprobs [M], None where not computed."""
-
-    states: np.ndarray
-    log_lengths: np.ndarray
-    mean_logprobs: np.ndarray | None
-
-    def columns(self) -> np.ndarray:
-        """Return all features side by side, [M, D + 1] or [M, D + 2]."""
-        scalars = [self.log_lengths] if self.mean_logprobs is None else [self.log_lengths, self.mean_logprobs]
-        return np.column_stack([self.states, *scalars])
-
-
-def fit_head(
-    model, items: list[Example], *, precision: str, penalty: float, with_logprobs: bool, label: str
-) -> Scoring:
+def fit_head(model, items: list[Example], *, precision: str, penalty: float, with_logprobs: bool, label: str
+             ) -> Scoring:
     """Fit the classifier's head to the pairs, write it into `model`, and return how the model scores.
 
     penalty: of the squared weights, halved, where every feature's difference has unit root mean square over the pairs.
     label: name of the progress line.
     """
-    features = compute_features(model, items, precision, with_logprobs, label)
+    columns, width = compute_features(model, items, precision, with_logprobs, label), model.score.in_features
     better, worse = pair_indices(items)
-    columns, width = features.columns(), features.states.shape[1]
     weights = fit_weights(columns[better] - columns[worse], penalty, free=columns.shape[1] - width)
     with torch.no_grad():
         model.score.weight.copy_(torch.from_numpy(weights[:width])[None])
@@ -68,10 +50,13 @@ def fit_weights(differences: np.ndarray, penalty: float, free: int) -> np.ndarra
 
 
 @torch.no_grad()
-def compute_features(model, items: list[Example], precision: str, with_logprobs: bool, label: str) -> AnswerFeatures:
+def compute_features(model, items: list[Example], precision: str, with_logprobs: bool, label: str) -> np.ndarray:
     """Compute the features of all answers, in the order of the questions; the processes share the questions.
 
     Answers of a question share its tokens. with_logprobs: the embeddings must be tied (reward_model.mean_logprobs).
+
+    Returns: [M, D + 1] or, with log-probabilities, [M, D + 2]: mean states, logarithm of the length, mean
+        log-probability.
     """
     answers = [len(item.answers) for item in items]
     firsts = np.concatenate([[0], np.cumsum(answers)])
@@ -86,7 +71,7 @@ def compute_features(model, items: list[Example], precision: str, with_logprobs:
     progress.finish()
     sharding.join_other_passes()
     values = group.sum_tensor(columns).numpy()
-    return AnswerFeatures(values[:, :-2], values[:, -2], values[:, -1] if with_logprobs else None)
+    return values if with_logprobs else values[:, :-1]
 
 
 def _features_of_batch(model, items: list[Example], precision: str, with_logprobs: bool) -> torch.Tensor:

@@ -4,7 +4,7 @@ It serves as a baseline of the evaluation and as the reward source `lexical`. It
 Shapes: N pairs, M texts, K features.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,23 +19,24 @@ MAX_STEPS = 1000
 
 
 @dataclass(frozen=True)
-class LexicalScorer:
-    """Weights [K] of the logarithms of word counts."""
+class LinearScorer:
+    """A function of answers that returns features [M, K], and their weights [K]."""
 
+    features: Callable[[Iterable[str]], np.ndarray | sparse.csr_matrix]
     weights: np.ndarray
 
     def __call__(self, answers: Iterable[str]) -> np.ndarray:
-        """Score answers [M]; a higher score means a better answer. An answer without words scores 0."""
-        return _log_counts(answers) @ self.weights
+        """Score answers [M]; a higher score means a better answer."""
+        return self.features(answers) @ self.weights
 
 
-def fit_lexical_scorer(rows: Iterable[dict]) -> LexicalScorer:
-    """Fit the scorer on rows of a pairs table; without a row it scores 0 everywhere."""
+def fit_lexical_scorer(rows: Iterable[dict]) -> LinearScorer:
+    """Fit the scorer on rows of a pairs table; without a row it scores 0 everywhere, as an answer without words."""
     rows = list(rows)
     if not rows:
-        return LexicalScorer(np.zeros(FEATURES))
+        return LinearScorer(_log_counts, np.zeros(FEATURES))
     better, worse = (_log_counts(row[name] for row in rows) for name in ("response_j", "response_k"))
-    return LexicalScorer(fit_bradley_terry(better - worse, PENALTY))
+    return LinearScorer(_log_counts, fit_bradley_terry(better - worse, PENALTY))
 
 
 def fit_bradley_terry(differences: np.ndarray | sparse.csr_matrix, penalty: float, solver: str = "lbfgs") -> np.ndarray:

@@ -4,7 +4,6 @@ An adapter shares its base with the policy, so that the base is in memory once.
 """
 
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from stages.modeling.pretrained import ADAPTER_WEIGHTS
 from stages.modeling.tokenizer import load_tokenizer
 from stages.reward_modeling.dataset import Example, pair_indices
 from stages.reward_modeling.scorer import Scorer
-from stages.reward_modeling.scoring_file import SCORING, apply_scoring, copy_scoring, load_scoring, member_folders
+from stages.reward_modeling.scoring_file import SCORING, apply_scoring, load_scoring, member_folders, save_scoring
 
 
 def load_classifier(
@@ -38,23 +37,16 @@ def load_classifier(
     if not new_head and (Path(folder) / SCORING).is_file():
         load_scoring(Path(folder))
     return load_pretrained(
-        AutoModelForSequenceClassification,
-        folder,
-        precision,
-        cpu_kernels,
-        layers=layers,
-        num_labels=1,
-        optional_weights=("score.weight",) if new_head else (),
-    )
+        AutoModelForSequenceClassification, folder, precision, cpu_kernels, layers=layers, num_labels=1,
+        optional_weights=("score.weight",) if new_head else ())
 
 
 def load_reward_models(
     reward: Path, precision: str, batch_rows: int = 64, cpu_kernels: str = "off", share_prompts: bool = False
 ) -> list[Scorer]:
     """Load every model of a merged reward artifact; share_prompts: see Scorer."""
-    load = partial(load_classifier, precision=precision, cpu_kernels=cpu_kernels)
-    return [Scorer(load(folder), precision, batch_rows=batch_rows, share_prompts=share_prompts)
-            for folder in member_folders(reward)]
+    return [Scorer(load_classifier(folder, precision, cpu_kernels=cpu_kernels), precision, batch_rows=batch_rows,
+                   share_prompts=share_prompts) for folder in member_folders(reward)]
 
 
 def select_target(adapter: Path, examples: list[Example], cpu_kernels: str, precision: str) -> CausalTarget:
@@ -88,7 +80,7 @@ class RewardTarget(CausalTarget):
 
     def save_settings(self, adapter: Path, out: Path, model: PreTrainedModel) -> None:
         """Write scoring.json and the settings in the model's config."""
-        copy_scoring(adapter, out, model)
+        save_scoring(out, apply_scoring(adapter, model))
 
 
 def add_reward_adapter(model: nn.Module, folder: Path, role: str, learns: bool) -> tuple[PeftModel, torch.Tensor]:

@@ -23,8 +23,8 @@ class PairwiseLoss:
 
     def summed_loss(self, model, items: list[Example], scoring: Scoring, precision: str) -> torch.Tensor:
         """Sum the losses of all pairs, fp32. Each question and each answer is computed once."""
-        prompts, answers = [item.prompt for item in items], [item.answers for item in items]
-        packed = pack_with_shared_prefix(prompts, answers, model.device)
+        packed = pack_with_shared_prefix(
+            [item.prompt for item in items], [item.answers for item in items], model.device)
         with autocast(precision):
             output = score_packed(model, packed, scoring, with_logprobs=bool(self.language_model_weight))
         better, worse = pair_indices(items)
@@ -36,13 +36,8 @@ class PairwiseLoss:
         return losses.sum()
 
 
-def pairwise_losses(
-    better: torch.Tensor,
-    worse: torch.Tensor,
-    margins: torch.Tensor | float = 0.0,
-    label_smoothing: float = 0.0,
-    centring: float = 0.0,
-) -> torch.Tensor:
+def pairwise_losses(better: torch.Tensor, worse: torch.Tensor, margins: torch.Tensor | float = 0.0,
+                    label_smoothing: float = 0.0, centring: float = 0.0) -> torch.Tensor:
     """Compute -log sigmoid(r_j - r_k - margin) of each pair [B] (InstructGPT, eq. 1; margins: Llama 2, eq. 2).
 
     label_smoothing: assumed share of pairs labelled the wrong way round (conservative loss, Mitchell 2023). centring:

@@ -40,18 +40,11 @@ def describe_scoring(
         held_out: accuracy on held-out pairs, beside baselines; None: not measured. It stays with the merged model, so
             that PPO can refuse one that is no better than chance (evaluation/reward_model_check.py).
     """
-    return {
-        **asdict(scoring),
-        "precision": precision,
-        "mean": float(scores.mean()),
-        "std": float(scores.std(correction=0)),
-        "reference_answers": len(scores),
-        HELD_OUT: held_out,
-        "examples": [
-            {"prompt": prompt, "answer": answer, "score": score}
-            for prompt, answer, score in list(zip(*reference, scores.tolist(), strict=True))[:SAVED_EXAMPLES]
-        ],
-    }
+    examples = zip(*reference, scores.tolist(), strict=True)
+    return {**asdict(scoring), "precision": precision, "mean": float(scores.mean()),
+            "std": float(scores.std(correction=0)), "reference_answers": len(scores), HELD_OUT: held_out,
+            "examples": [{"prompt": prompt, "answer": answer, "score": score}
+                         for prompt, answer, score in list(examples)[:SAVED_EXAMPLES]]}
 
 
 def save_scoring(folder: Path, content: dict) -> None:
@@ -89,11 +82,6 @@ def set_scoring(model, content: dict) -> None:
         setattr(model.config, f"reward_{name}", content[name])
     for field in fields(Scoring):  # a file of an earlier version lacks the fields that came later
         setattr(model.config, f"reward_{field.name}", content.get(field.name, field.default))
-
-
-def copy_scoring(adapter: Path, out: Path, model) -> None:
-    """Carry scoring.json from an adapter into a merged model: as a file, and in its config."""
-    save_scoring(out, apply_scoring(adapter, model))
 
 
 def member_folder(artifact: Path, member: int) -> Path:

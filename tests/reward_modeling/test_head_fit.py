@@ -55,12 +55,12 @@ def test_features_are_those_of_plain_transformers_one_text_at_a_time(base, layer
             logprobs = plain.lm_head(states).double().log_softmax(-1)
         mean = [sum(float(states[len(prompt) + t, d]) for t in range(len(answer))) / len(answer)
                 for d in range(states.shape[1])]
-        assert features.states[row] == pytest.approx(mean, abs=1e-5)
-        assert features.log_lengths[row] == pytest.approx(math.log(len(answer)))
+        assert features[row, :states.shape[1]] == pytest.approx(mean, abs=1e-5)
+        assert features[row, states.shape[1]] == pytest.approx(math.log(len(answer)))
         if layers is None:
             expected = sum(float(logprobs[len(prompt) + t - 1, token]) for t, token in enumerate(answer)) / len(answer)
-            assert features.mean_logprobs[row] == pytest.approx(expected, abs=1e-4)
-    assert layers is None or features.mean_logprobs is None
+            assert features[row, -1] == pytest.approx(expected, abs=1e-4)
+    assert features.shape[1] == states.shape[1] + (2 if layers is None else 1)
 
 
 def test_fitted_weights_are_at_the_minimum_of_the_penalised_loss():
@@ -87,8 +87,7 @@ def test_the_fitted_model_scores_by_head_length_and_log_probability(base):
     scoring = fit_head(model, ITEMS, precision="fp32", penalty=0.1, with_logprobs=True, label="test")
     assert scoring.length_weight and scoring.log_probability_weight and scoring.pooling == "mean"
     features = compute_features(model, ITEMS, "fp32", True, "test")
-    expected = (features.states @ model.score.weight[0].detach().numpy() + scoring.length_weight * features.log_lengths
-                + scoring.log_probability_weight * features.mean_logprobs)
+    expected = features @ [*model.score.weight[0].tolist(), scoring.length_weight, scoring.log_probability_weight]
     texts = [(item.prompt, answer) for item in ITEMS for answer in item.answers]
     assert Scorer(model, "fp32", scoring)(*map(list, zip(*texts, strict=True))).numpy() == pytest.approx(
         expected, abs=1e-4)
