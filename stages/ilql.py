@@ -14,34 +14,27 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
     main(__file__)
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-from safetensors.torch import save_file
+import torch
 
 from stages.artifacts.artifact import RunContext
 from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
+from stages.generation.sampler import sample
 from stages.modeling import torch_setup
-from stages.modeling.finite_weights import DIVERGED, check_finite
 from stages.modeling.load import check_whole_model
 from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.q_heads import save_q_heads
 from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
-from stages.offline_rl.dataset import (
-    ScoredAnswer,
-    ScoreScale,
-    collate_answers,
-    measure_scale,
-    normalise_rewards,
-    tokenize_answers,
-)
+from stages.offline_rl.dataset import ScoredAnswer, collate_answers, measure_scale, normalise_rewards, tokenize_answers
 from stages.offline_rl.losses import LossSettings, token_losses, total_loss
 from stages.offline_rl.model import ILQLModel
-from stages.offline_rl.validation import PREFIX, measure_answers, sample_shifted
+from stages.offline_rl.validation import PREFIX, measure_answers
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.ilql import Ilql
-from stages.runtime.processes import is_main
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import (
     best_rows,
@@ -58,7 +51,6 @@ from stages.training.trainer import TrainerSettings, remove_checkpoints, train
 SPLIT = "reward"
 VALIDATION_SHARE = 0.1  # of the questions, at most
 SAMPLE_TOKENS = 96  # length limit of a sampled answer
-TRAINING_HEADS = "training_heads.safetensors"  # Q and V heads, which sampling does not read
 
 
 def run(config: Ilql, out: Path, *, policy: Path, pairs: Path, context: RunContext | None = None) -> dict[str, float]:
@@ -68,32 +60,33 @@ def run(config: Ilql, out: Path, *, policy: Path, pairs: Path, context: RunConte
     torch_setup.prepare()
     tokenizer = load_tokenizer(policy)
     held_out = first_question_keys(pairs, SPLIT, VALIDATION_SHARE, config.validation_questions)
-    training, validation, scale, dropped = load_answers(config, tokenizer, pairs, held_out)
+    training, validation, (mean, std), dropped = load_answers(config, tokenizer, pairs, held_out)
     learner = load_learner(config, policy, tokenizer)
     losses = LossSettings(**select_settings(LossSettings, config))
     sizes = {"batch": config.batch_answers, "microbatch": config.microbatch_answers}
     with open_logger(config.log_to, out, "ilql", context, asdict(config)) as logger:
         questions = load_questions(config, tokenizer, pairs, held_out)
-        watch = Validation(config, learner, tokenizer, validation, questions, losses, logger)
+        measure = partial(validate, config, learner, tokenizer, validation, questions, losses, logger)
         history = train(
             learner, training, collate_answers,
             lambda rows: total_loss(token_losses(learner(rows), losses), losses).sum(),
             TrainerSettings.from_section(config, **sizes, schedule="cosine"), out, "ilql",
-            Evaluation(watch.measure, config.evaluate_every_steps, at_start=True) if validation else None, logger,
+            Evaluation(measure, config.evaluate_every_steps, at_start=True) if validation else None, logger,
             lambda step: synchronise_targets(config, learner, step))
-    save(config, learner, tokenizer, out)
+    (save_adapter if config.tune == "lora" else save_model)(learner.model, tokenizer, out)
+    save_q_heads(learner.heads.sampling_heads(config.sampling_beta), out)
     write_adapter_cards(out, find_origin(policy, pairs))
     remove_checkpoints(out)
     return {"answers": len(training), "tokens": sum(len(row.answer) for row in training),
-            "dropped_over_length": dropped, "validation_answers": len(validation), "score_mean": scale.mean,
-            "score_std": scale.std, **last_validation(history)}
+            "dropped_over_length": dropped, "validation_answers": len(validation), "score_mean": mean,
+            "score_std": std, **last_validation(history)}
 
 
 def load_answers(
     config: Ilql, tokenizer, pairs: Path, held_out: set[tuple]
-) -> tuple[list[ScoredAnswer], list[ScoredAnswer], ScoreScale, int]:
-    """Read the scored answers to train on and those to the held-out questions, the scale of the scores, and how many
-    are too long; ValueError if there is nothing to learn from."""
+) -> tuple[list[ScoredAnswer], list[ScoredAnswer], tuple[float, float], int]:
+    """Read the scored answers to train on and those to the held-out questions, mean and standard deviation of the
+    scores, and how many are too long; ValueError if there is nothing to learn from."""
     texts: dict[bool, list[tuple[str, str, int]]] = {True: [], False: []}
     for row, answer, score in read_scored_answers(pairs, SPLIT):
         texts[question_key(row) in held_out].append((row["question"], answer, score))
@@ -129,40 +122,24 @@ def synchronise_targets(config: Ilql, learner: ILQLModel, step: int) -> None:
         learner.heads.synchronise_targets(config.target_rate)
 
 
-def save(config: Ilql, learner: ILQLModel, tokenizer, out: Path) -> None:
-    """Save the adapter or the model, the heads that sampling reads, and those that only training reads."""
-    others = learner.heads.other_tensors()
-    check_finite(others.items(), DIVERGED)
-    (save_adapter if config.tune == "lora" else save_model)(learner.model, tokenizer, out)
-    save_q_heads(learner.heads.sampling_heads(config.sampling_beta), out)
-    if is_main():
-        save_file({name: tensor.cpu().contiguous() for name, tensor in others.items()}, out / TRAINING_HEADS)
-
-
-class Validation:
-    """Measure losses and values on held-out answers, and sample answers of the shifted policy to their questions."""
-
-    def __init__(self, config: Ilql, learner: ILQLModel, tokenizer, answers: list[ScoredAnswer],
-                 questions: list[tuple[dict, list[int]]], losses: LossSettings, logger: TrainingLogger):
-        self.config, self.learner, self.tokenizer, self.answers = config, learner, tokenizer, answers
-        self.questions, self.losses, self.logger = questions, losses, logger
-
-    def measure(self, step: int) -> dict[str, float]:
-        """Compute the metrics, and log a sampled answer to each question."""
-        config = self.config
-        metrics = measure_answers(self.learner, self.answers, self.losses, config.microbatch_answers)
-        prompts = [prompt for _, prompt in self.questions]
-        if not prompts:
-            return metrics
-        room = config.max_length_tokens - max(map(len, prompts))
-        rollout = sample_shifted(self.learner, prompts, config.sampling_beta, stop_id=self.tokenizer.eos_token_id,
-                                 max_new_tokens=min(SAMPLE_TOKENS, room), seed=config.seed)
-        self.logger.log_samples(step, [
-            {"question": row["question"], "answer": text, "ended": ended, "best_human_answer": row["response_j"],
-             "source": row["metadata"][0]}
-            for (row, _), text, ended in zip(
-                self.questions, rollout.decode(self.tokenizer), rollout.ended, strict=True)])
-        return metrics | {f"{PREFIX}eos_rate": sum(rollout.ended) / len(rollout.ended)}
+def validate(config: Ilql, learner: ILQLModel, tokenizer, answers: list[ScoredAnswer],
+             questions: list[tuple[dict, list[int]]], losses: LossSettings, logger: TrainingLogger, step: int
+             ) -> dict[str, float]:
+    """Compute the metrics on held-out answers, and log a sampled answer of the shifted policy to each question."""
+    metrics = measure_answers(learner, answers, losses, config.microbatch_answers)
+    prompts = [prompt for _, prompt in questions]
+    if not prompts:
+        return metrics
+    room = config.max_length_tokens - max(map(len, prompts))
+    with learner.shifted(config.sampling_beta):
+        rollout = sample(learner.model, prompts, temperature=1.0, stop_ids=[tokenizer.eos_token_id],
+                         max_new_tokens=min(SAMPLE_TOKENS, room), precision=learner.precision,
+                         generator=torch.Generator().manual_seed(config.seed))
+    logger.log_samples(step, [
+        {"question": row["question"], "answer": text, "ended": ended, "best_human_answer": row["response_j"],
+         "source": row["metadata"][0]}
+        for (row, _), text, ended in zip(questions, rollout.decode(tokenizer), rollout.ended, strict=True)])
+    return metrics | {f"{PREFIX}eos_rate": sum(rollout.ended) / len(rollout.ended)}
 
 
 def last_validation(history: list[dict]) -> dict[str, float]:

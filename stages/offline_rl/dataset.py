@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
@@ -19,13 +18,6 @@ class ScoredAnswer:
     reward: float
 
 
-class ScoreScale(NamedTuple):
-    """Mean and standard deviation of the scores that are trained on."""
-
-    mean: float
-    std: float
-
-
 def tokenize_answers(
     rows: Iterable[tuple[str, str, int]], tokenizer, max_length_tokens: int
 ) -> tuple[list[ScoredAnswer], int]:
@@ -38,18 +30,19 @@ def tokenize_answers(
     return fitting, len(examples) - len(fitting)
 
 
-def measure_scale(answers: list[ScoredAnswer]) -> ScoreScale:
+def measure_scale(answers: list[ScoredAnswer]) -> tuple[float, float]:
     """Measure the mean and the unbiased standard deviation of the scores; ValueError if they are all equal."""
     scores = torch.tensor([answer.reward for answer in answers], dtype=torch.float64)
     std = float(scores.std()) if len(scores) > 1 else 0.0
     if not std > 0 or not math.isfinite(std):
         raise ValueError(f"the {len(answers)} answers to train on have one score: there is nothing to learn from")
-    return ScoreScale(float(scores.mean()), std)
+    return float(scores.mean()), std
 
 
-def normalise_rewards(answers: list[ScoredAnswer], scale: ScoreScale) -> list[ScoredAnswer]:
-    """Return the answers with rewards of mean 0 and standard deviation 1 on this scale."""
-    return [replace(answer, reward=(answer.reward - scale.mean) / scale.std) for answer in answers]
+def normalise_rewards(answers: list[ScoredAnswer], scale: tuple[float, float]) -> list[ScoredAnswer]:
+    """Return the answers with rewards of mean 0 and standard deviation 1; scale: of measure_scale."""
+    mean, std = scale
+    return [replace(answer, reward=(answer.reward - mean) / std) for answer in answers]
 
 
 def collate_answers(rows: list[ScoredAnswer]) -> dict:

@@ -85,10 +85,6 @@ class ILQLHeads(nn.Module):
         """Return what sampling reads: the targets, as in trlX. They share the memory of these."""
         return QHeads({name: p.detach() for name, p in self.target_q_heads.named_parameters()}, beta)
 
-    def other_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the parameters that only training reads, by name."""
-        return {name: p.detach() for name, p in self.named_parameters() if not name.startswith(TARGET)}
-
 
 class ILQLModel(PartialState):
     """A causal model, whole or with an adapter, and heads on its last hidden state; gradients of all reach the model.

@@ -1,16 +1,12 @@
-"""Measure ILQL on held-out answers while it trains, and sample answers of the shifted policy.
+"""Measure ILQL on held-out answers while it trains.
 
 Shapes: N held-out answers.
 """
-
-from collections.abc import Sequence
 
 import torch
 
 from stages.distributed import group
 from stages.distributed.units import own_units, sum_in_order
-from stages.generation.rollout import Rollout
-from stages.generation.sampler import sample
 from stages.modeling.packed.forward import chunk_by_length
 from stages.offline_rl.dataset import ScoredAnswer
 from stages.offline_rl.losses import LossSettings, token_losses, total_loss
@@ -45,15 +41,6 @@ def measure_answers(
     correlation = _correlation(group.sum_tensor(last_q), rewards)
     return {f"{PREFIX}{name}": value for name, value in zip(names, means.tolist(), strict=True)} | (
         {} if correlation is None else {f"{PREFIX}score_correlation": correlation})
-
-
-def sample_shifted(
-    model: ILQLModel, prompts: Sequence[list[int]], beta: float, *, stop_id: int, max_new_tokens: int, seed: int
-) -> Rollout:
-    """Sample one answer to each prompt from the policy with logits shifted by beta times Q."""
-    with model.shifted(beta):
-        return sample(model.model, list(prompts), temperature=1.0, stop_ids=[stop_id], max_new_tokens=max_new_tokens,
-                      generator=torch.Generator().manual_seed(seed), precision=model.precision)
 
 
 def _correlation(a: torch.Tensor, b: torch.Tensor) -> float | None:
