@@ -62,13 +62,9 @@ def run(config: Dpo, out: Path, *, policy: Path, pairs: Path, context: RunContex
     (save_adapter if config.tune == "lora" else save_model)(model, tokenizer, out)
     write_adapter_cards(out, find_origin(policy, pairs))
     remove_checkpoints(out)
-    return {
-        "pairs": sum(len(example.pairs) for example in training),
-        "answers": sum(len(example.answers) for example in training),
-        "dropped_over_length": dropped,
-        "validation_pairs": len(validation.rows),
-        **best_validation(history),
-    }
+    return {"pairs": sum(len(example.pairs) for example in training),
+            "answers": sum(len(example.answers) for example in training), "dropped_over_length": dropped,
+            "validation_pairs": len(validation.rows), **best_validation(history)}
 
 
 def train_policy(config: Dpo, out: Path, model, training: list[Example], held_out: HeldOutPairs,
@@ -77,8 +73,9 @@ def train_policy(config: Dpo, out: Path, model, training: list[Example], held_ou
     loss = PreferenceLoss(**select_settings(PreferenceLoss, config))
     rows = compute_reference(model, training, config.precision, out / REFERENCE, "dpo: reference")
     report = check_start(model, rows, loss, config.precision)
-    print_line(f"dpo: check  {report}")
-    write_json(out / STARTUP, asdict(report))
+    print_line(f"dpo: check  policy equals reference  {report['largest_difference_nats_per_token']:.2g} nats a token, "
+               f"loss {report['loss']:.4f} (expected {report['expected_loss']:.4f})  ok")
+    write_json(out / STARTUP, report)
     evaluation = None
     if held_out.rows:
         validation = Validation(model, held_out, loss, config.precision, out / VALIDATION_REFERENCE, logger)

@@ -6,7 +6,7 @@ moved yet. An interrupted run goes on after the last examples that were stored.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,8 +43,8 @@ def compute_reference(
         label: name of the progress line.
     """
     counts = [len(example.answers) for example in examples]
-    stored = _read(file)
-    done = _count_stored(counts, len(stored))
+    stored = pq.read_table(file, columns=["logprob"])["logprob"].to_pylist() if file.exists() else []
+    done = [*accumulate(counts, initial=0)].index(len(stored))
     count = group.world_size()  # progress is that of this process
     progress = Progress(label, len(examples) // count, "examples", done=done // count)
     for first in range(done, len(examples), STORE_EVERY_EXAMPLES):
@@ -57,19 +57,6 @@ def compute_reference(
     return [ReferencedExample(example, tuple(part.tolist())) for example, part in zip(examples, parts, strict=True)]
 
 
-def _count_stored(counts: list[int], answers: int) -> int:
-    """Return the number of examples whose answers, `counts` of each, are the first `answers` ones."""
-    done = 0
-    while answers > 0:
-        answers -= counts[done]
-        done += 1
-    return done
-
-
-def _read(file: Path) -> list[float]:
-    return pq.read_table(file, columns=["logprob"])["logprob"].to_pylist() if file.exists() else []
-
-
 def _write(file: Path, examples: Sequence[Example], logprobs: list[float]) -> None:
     rows = [(*example.question, len(answer)) for example in examples for answer in example.answers]
     site, qid, tokens = zip(*rows, strict=True)
@@ -77,43 +64,27 @@ def _write(file: Path, examples: Sequence[Example], logprobs: list[float]) -> No
         pq.write_table(pa.table([site, qid, tokens, logprobs], schema=SCHEMA), draft, compression="zstd")
 
 
-@dataclass(frozen=True)
-class StartupReport:
-    """Results of the checks, under the names of startup.json.
-
-    expected_loss: where policy and reference agree to the last bit.
-    """
-
-    examples: int
-    largest_difference_nats_per_token: float
-    largest_implicit_reward: float
-    loss: float
-    expected_loss: float
-
-    def __str__(self) -> str:
-        """Format as the line of the checks."""
-        return (f"policy equals reference  {self.largest_difference_nats_per_token:.2g} nats a token, implicit rewards "
-                f"at most {self.largest_implicit_reward:.2g}, loss {self.loss:.4f} (expected {self.expected_loss:.4f})"
-                f"  ok")
-
-
 @torch.no_grad()
-def check_start(model, rows: list[ReferencedExample], loss: PreferenceLoss, precision: str) -> StartupReport:
+def check_start(model, rows: list[ReferencedExample], loss: PreferenceLoss, precision: str
+                ) -> dict[str, float]:
     """Compare the policy with the reference on the first rows; ValueError if they differ by more than rounding.
 
     The policy is computed with one sequence an answer (`response_logprobs`), unlike the reference, whose answers share
     their question's tokens.
+
+    Returns the content of startup.json; `expected_loss` is the loss where both agree to the last bit.
     """
     rows = rows[:PROBE_EXAMPLES]
     texts = [(row.example.prompt, answer) for row in rows for answer in row.example.answers]
     with autocast(precision):
         tokens = response_logprobs(model, *map(list, zip(*texts, strict=True)), 1.0)
     logprobs = torch.stack([row.sum() for row in tokens])
-    ratios = logprobs - torch.tensor([ref for row in rows for ref in row.ref_logprobs])
+    equal = torch.tensor([ref for row in rows for ref in row.ref_logprobs])
+    ratios = logprobs - equal
     difference = max(float((ratio / len(row)).abs()) for ratio, row in zip(ratios, tokens, strict=True))
     if not difference <= LIMITS[precision]:
         raise ValueError(f"the policy differs from its reference before the first step, by {difference:.2g} nats a "
                          f"token (limit {LIMITS[precision]:g}): delete the unfinished artifact's folder and begin anew")
-    equal = torch.tensor([ref for row in rows for ref in row.ref_logprobs])
-    return StartupReport(len(rows), difference, loss.beta * float(ratios.abs().max()),
-                         float(loss.losses(logprobs, rows).mean()), float(loss.losses(equal, rows).mean()))
+    return {"examples": len(rows), "largest_difference_nats_per_token": difference,
+            "largest_implicit_reward": loss.beta * float(ratios.abs().max()),
+            "loss": float(loss.losses(logprobs, rows).mean()), "expected_loss": float(loss.losses(equal, rows).mean())}

@@ -227,7 +227,7 @@ def check_dpo(out: Path) -> tuple[dict, dict]:
     history = train(model, rows, collate_rows, lambda items: loss.summed_loss(model, items, "fp32"), TRAINING, out,
                     "test")
     after = all_answer_logprobs(model.eval(), examples, "fp32").tolist()
-    return {"history": history, "start": report.loss, "reference": [row.ref_logprobs for row in rows],
+    return {"history": history, "start": report["loss"], "reference": [row.ref_logprobs for row in rows],
             "after": after}, weights(model)
 
 
