@@ -68,7 +68,10 @@ def run(config: Evaluate, out: Path, *, reward: list[str], pairs: Path, sft: Pat
     sft, base, policy: plain model folders, merged. template: the input of a classifier that is no artifact of ours.
     """
     torch_setup.prepare()
-    _check_inputs(reward, sft, policy)
+    if len(reward) != 1:
+        raise ValueError(f"--reward takes one reward model, not {len(reward)}: judge one after the other")
+    if policy and not sft:
+        raise ValueError("--policy needs --sft, the model that its KL is measured to")
     judged = RewardUnderTest(reward[0], template, config.cpu_kernels)
     models = [folder for folder in (sft, base, policy) if folder]
     tokenizer = load_shared_tokenizer(*models) if models else judged.tokenizer
@@ -94,13 +97,6 @@ def run(config: Evaluate, out: Path, *, reward: list[str], pairs: Path, sft: Pat
     for words in diagnosis.answers.values():
         print_line(f"evaluate_reward: {words}")
     return _headline_metrics(metrics)
-
-
-def _check_inputs(reward: list[str], sft: Path | None, policy: Path | None) -> None:
-    if len(reward) != 1:
-        raise ValueError(f"--reward takes one reward model, not {len(reward)}: judge one after the other")
-    if policy and not sft:
-        raise ValueError("--policy needs --sft, the model that its KL is measured to")
 
 
 def _measure_pairs(config: Evaluate, judged: RewardUnderTest, held_out: HeldOutPairs, pairs: Path,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from stages.modeling import families, torch_setup
 from stages.recipe.sections.models import Merge
-from stages.reward_checks.export import export_reward_model, render_export_card
+from stages.reward_checks.export import describe_report, export_reward_model, render_export_card
 from stages.reward_modeling.scoring_file import load_scoring
 from stages.runtime.files import write_text
 from stages.runtime.stage_lines import print_line
@@ -30,9 +30,5 @@ def run(config: Merge, out: Path, *, reward: Path) -> dict[str, float]:
     torch_setup.prepare()
     report = export_reward_model(reward, out, config.dtype, config.max_shard_bytes)
     write_text(out / "README.md", render_export_card(report, load_scoring(out)["mean"], families.max_positions(out)))
-    print_line(f"export_reward: {100 * report['same_ids_share']:.0f} % of {report['examples']} reference answers are "
-               f"encoded as in training; their rewards differ by {report['max_difference']:.1g} at most")
-    if "max_difference_other" in report:
-        print_line(f"export_reward: the others' rewards differ by up to {report['max_difference_other']:.2g}: this "
-                   f"tokenizer encodes a question with its answer differently as one text")
+    print_line(f"export_reward: {describe_report(report)}")
     return report

@@ -80,31 +80,26 @@ def base_knows(metrics: dict) -> bool | None:
 
 
 def _fault_words(fault: str | None, metrics: dict) -> str:
-    if fault == "unknown":
-        need = "more held-out pairs" if find_shortfall(metrics["reward_model"]) == "unknown" else \
-            "--sft FOLDER, whose likelihood shows what the base knows"
-        return f"{HEADLINES[fault]}: that needs {need}."
+    reward, fit = metrics["reward_model"], metrics["sft_gold_above_other_answers"]
+    likelihood = reward["baselines"].get(LOG_PROBABILITY)
+    ranks = f"SFT's likelihood ranks {format_estimate(likelihood)} of the pairs right" if likelihood else None
     if fault is None:
         return f"{HEADLINES[fault]} of those that were measured."
-    why = {"base": _base_words, "head": _head_words, "policy": lambda _: ""}[fault](metrics)
+    if fault == "unknown":
+        need = "more held-out pairs" if find_shortfall(reward) == "unknown" else \
+            "--sft FOLDER, whose likelihood shows what the base knows"
+        return f"{HEADLINES[fault]}: that needs {need}."
+    why = ""
+    if fault == "base":
+        why = ", and ".join(filter(None, (
+            ranks and f"{ranks}, no better than chance",
+            fit and f"SFT's greedy answers have no more gold than its answers to other questions "
+                    f"({format_estimate(fit, signed=True)})")))
+    elif fault == "head":
+        shortfall = describe_shortfall(reward)
+        why = ", while ".join(filter(None, (shortfall, ranks))) if shortfall else (
+            "it ranks people's answers, but its choice among SFT's samples does not raise gold")
     return f"{HEADLINES[fault]}{': ' if why else ''}{why}. {capitalise(ADVICE[fault])}."
-
-
-def _base_words(metrics: dict) -> str:
-    likelihood, fit = metrics["reward_model"]["baselines"].get(LOG_PROBABILITY), metrics["sft_gold_above_other_answers"]
-    parts = [f"SFT's likelihood ranks {format_estimate(likelihood)} of the pairs right, no better than chance"
-             ] if likelihood else []
-    parts += [f"SFT's greedy answers have no more gold than its answers to other questions "
-              f"({format_estimate(fit, signed=True)})"] if fit else []
-    return ", and ".join(parts)
-
-
-def _head_words(metrics: dict) -> str:
-    if words := describe_shortfall(metrics["reward_model"]):
-        likelihood = metrics["reward_model"]["baselines"].get(LOG_PROBABILITY)
-        knows = f", while SFT's likelihood ranks {format_estimate(likelihood)} right" if likelihood else ""
-        return f"{words}{knows}"
-    return "it ranks people's answers, but its choice among SFT's samples does not raise gold"
 
 
 def _ceiling_words(metrics: dict) -> str:
@@ -143,8 +138,5 @@ def _moved(policy: dict) -> bool:
 
 
 def _policy_words(policy: dict) -> str:
-    kl = format_estimate(policy["kl_k3"], ".3f")
-    gain = format_estimate(policy["reward_difference"], signed=True)
-    if not _moved(policy):
-        return f"No: its KL to SFT is {kl} nats a response (reward {gain})."
-    return f"Yes: its KL to SFT is {kl} nats a response, and its reward differs by {gain}."
+    return (f"{'Yes' if _moved(policy) else 'No'}: its KL to SFT is {format_estimate(policy['kl_k3'], '.3f')} nats a "
+            f"response, and its reward differs by {format_estimate(policy['reward_difference'], signed=True)}.")

@@ -39,8 +39,6 @@ answer in the words of the tokenizer's chat template. {comparison}
 
 THIS_FOLDER below is the path of this folder, SFT that of a policy with the same chat template (`sft-merged`).
 
-## Transformers
-
 ```python
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -53,43 +51,27 @@ inputs = tokenizer([text], add_special_tokens=False, padding=True, return_tensor
 print(model(**inputs).logits[:, 0] - model.config.mean)
 ```
 
-## TRL (run with 1.16: RLOOTrainer; GRPOTrainer loads and calls reward models in the same way)
+**TRL** (run with 1.16): `RLOOTrainer(model="SFT", reward_funcs="THIS_FOLDER", train_dataset=prompts)`, and GRPOTrainer
+likewise. Prompts must be conversations, `{{"prompt": [{{"role": "user", "content": "..."}}]}}`: one that is plain text
+is scored without EOS, which this model was not trained to read. TRL subtracts no mean: its rewards are these plus
+{mean:.6g}, which leaves advantages the same.
 
-```python
-from datasets import Dataset
-from trl import RLOOConfig, RLOOTrainer
-
-prompts = Dataset.from_dict({{"prompt": [[{{"role": "user", "content": "How do I stop the server?"}}]]}})
-RLOOTrainer(model="SFT", reward_funcs="THIS_FOLDER", train_dataset=prompts, args=RLOOConfig("rloo")).train()
-```
-
-Prompts must be conversations, as here. Of a prompt that is plain text TRL scores prompt and completion without EOS,
-which this model was not trained to read. TRL subtracts no mean: its rewards are these plus {mean:.6g}, which leaves
-advantages the same.
-
-## OpenRLHF (its code was read, version 0.11.0; it was not run)
+**OpenRLHF** (its code was read, version 0.11.0; it was not run) subtracts `mean` and divides by `std`, which is 1 here,
+with `--reward.normalize_enable`. It scores the policy's own ids, so that SFT must have this tokenizer's vocabulary:
 
 ```text
 python -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path SFT --reward.model_name_or_path THIS_FOLDER \\
     --reward.normalize_enable --ds.param_dtype fp32 --data.apply_chat_template --data.input_key prompt ...
 ```
 
-It scores the policy's own ids, so that SFT must have this tokenizer's vocabulary. With `--reward.normalize_enable` it
-subtracts `mean` and divides by `std`, which is 1 here. `value_head_prefix` names the head. Its parameters are bf16 by
-default, which rounds rewards.
-
-## verl (its code was read, version 0.10.0.dev; it was not run)
+**verl** (its code was read, version 0.10.0.dev; it was not run) lets vLLM classify the text, and subtracts no mean:
 
 ```text
 reward.reward_model.enable=True reward.reward_model.model_path=THIS_FOLDER reward.reward_model.rollout.name=vllm
 reward.reward_model.rollout.dtype=float32
 ```
 
-It applies this chat template to the prompt's messages and the answer, and lets vLLM classify the text without an
-activation. It subtracts no mean. The default dtype is bfloat16, which rounds rewards.
-
-## What differs from the project that trained it
-
+- Both compute in bf16 by default, which rounds rewards.
 - A response that reached the length limit without EOS is scored with EOS by TRL and verl, and without by OpenRLHF.
 - A text that spells out a special token, such as the end of a sequence, is read with a space in it.
 - Most trainers cut no text: a question with its answer may have {positions:,} tokens at most.
@@ -217,12 +199,12 @@ def render_export_card(report: dict[str, float], mean: float, positions: int) ->
 
     mean: of the reference answers' scores. positions: of the model, in tokens.
     """
-    return CARD.format(mean=mean, positions=positions, comparison=_describe_report(report))
+    return CARD.format(mean=mean, positions=positions, comparison=describe_report(report))
 
 
-def _describe_report(report: dict[str, float]) -> str:
-    words = (f"Of {report['examples']} reference answers {100 * report['same_ids_share']:.0f} % are encoded as in "
-             f"training, with rewards that differ by {report['max_difference']:.1g} at most.")
-    if "max_difference_other" not in report:
-        return words
-    return f"{words} The others, encoded differently as one text, differ by up to {report['max_difference_other']:.2g}."
+def describe_report(report: dict[str, float]) -> str:
+    """Say how many reference answers are encoded as in training, and how much rewards differ."""
+    others = (f" The others, encoded differently as one text, differ by up to {report['max_difference_other']:.2g}."
+              if "max_difference_other" in report else "")
+    return (f"Of {report['examples']} reference answers {100 * report['same_ids_share']:.0f} % are encoded as in "
+            f"training, with rewards that differ by {report['max_difference']:.1g} at most.{others}")

@@ -3,7 +3,6 @@
 from stages.render.html import Html, element, join_html, table
 from stages.reporting.document import render_page
 from stages.reporting.figures import FigureFolder
-from stages.reporting.frontier_figure import Frontier, FrontierPoint
 from stages.reporting.headline import Verdict
 from stages.reporting.sections import estimate_cells, render_reward_model
 from stages.reward_checks.diagnosis import Diagnosis
@@ -14,7 +13,7 @@ KINDS = {None: "better", "unknown": "unknown"}  # of the verdict's box by fault;
 def render_reward_page(name: str, diagnosis: Diagnosis, metrics: dict, figures: FigureFolder) -> str:
     """Render the whole page; name: of the reward model, as the user gave it."""
     verdict = Verdict(KINDS.get(diagnosis.fault, "worse"), diagnosis.headline, diagnosis.answers)
-    gold = {"Best of n and gold": _render_gold(metrics["gold_curve"], figures)} if metrics["gold_curve"] else {}
+    gold = {"Best of n and gold": _render_gold(metrics["gold_curve"])} if metrics["gold_curve"] else {}
     policy = {"Policy": _render_policy(metrics["policy"])} if metrics["policy"] else {}
     return render_page(f"Reward model {name}", [verdict], Html(""), {
         "Held-out pairs": render_reward_model(figures, metrics["reward_model"]),
@@ -45,21 +44,14 @@ def _render_layout(layout: dict) -> Html:
     return join_html([element("p", words, class_="faint"), table(head, rows)])
 
 
-def _render_gold(curve: list[dict], figures: FigureFolder) -> Html:
+def _render_gold(curve: list[dict]) -> Html:
     words = ("Among n samples of SFT to each held-out question, at the sampling temperature, the reward model chooses "
              "one. Where gold itself chooses, the answer is the best that n samples have.")
     rows = [[str(point["n"]), f"{point['kl']:.2f}", *estimate_cells(point["reward"])[:2],
              *estimate_cells(point["gold"])[:2], *estimate_cells(point["best_gold"])[:2]] for point in curve]
     head = ["n", "KL, nats", "learnt reward", "95 % interval", "gold", "95 % interval", "gold, chosen by gold",
             "95 % interval"]
-    chosen = [point for point in curve if point["gold"]]
-    points = {label: [FrontierPoint({"mean": point["kl"], "low": None, "high": None}, point[key], f"{point['n']}")
-                      for point in curve if point[key]]
-              for label, key in (("best of n", "gold"), ("chosen by gold itself", "best_gold"))}
-    line = {"best of n": [(point["kl"], point["gold"]["mean"]) for point in chosen]}
-    figure = Frontier("Gold of best-of-n", "KL to SFT, nats", "gold", points, line)
-    return join_html([element("p", words, class_="faint"), table(head, rows),
-                      figures.draw({"gold-best-of-n": figure} if chosen else {})])
+    return join_html([element("p", words, class_="faint"), table(head, rows)])
 
 
 def _render_policy(policy: dict) -> Html:
