@@ -38,7 +38,7 @@ from stages.evaluation.answer_sampler import AnswerSampler, choose_temperatures,
 from stages.evaluation.attainable import measure_attainable, read_objective
 from stages.evaluation.cached_results import CachedResults
 from stages.evaluation.length_control.words import list_length_numbers, list_length_rows
-from stages.evaluation.output_tables import check_output_space, write_pairs, write_question_scores, write_samples
+from stages.evaluation.output_tables import write_pairs, write_question_scores, write_samples
 from stages.evaluation.policy_answers import AnswerScorer
 from stages.evaluation.policy_comparison import PolicyComparison
 from stages.evaluation.reward_hacking import detect_reward_hacking
@@ -75,7 +75,6 @@ def run(config: Evaluate, out: Path, *, base: Path, policy: dict[str, Path] | No
             _load_dump(config, policy, cache, posts=posts, pairs=pairs, base=base, sft=sft, reward=reward, judge=judge))
     gold_scorer = gold_score.load_gold_scorer(config.gold) if config.gold else None
     prompts, start = task.prompts, task.start
-    check_output_space(out, prompts, len(policy), config.max_response_tokens, task.pair_count)
     sampler = AnswerSampler(
         task.tokenizer, prompts, batch_prompts=config.batch_prompts, max_new_tokens=config.max_response_tokens,
         temperature=config.temperature, temperatures=config.temperatures, best_of=max(config.best_of, default=0),

@@ -6,29 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.evaluation.heldout_prompts import HeldOutPrompts
-from stages.runtime.files import check_free_space
-
-TOKEN_BYTES = 8  # of text, at most on average: of English and code 3 to 5
-NUMBERS_BYTES = 256  # of an answer: up to 32 scores
-PAIR_BYTES = 256
-METRICS_BYTES = 1 << 20  # up to 64 KB in the runs so far
-
-
-def check_output_space(out: Path, prompts: HeldOutPrompts, policies: int, max_response_tokens: int, pairs: int
-                       ) -> None:
-    """Raise ValueError if the disk of `out` has no room for the evaluation's tables and numbers, uncompressed.
-
-    Args:
-        policies: trained ones. Each answers twice; beside them are three answers of SFT, the base's and the best human.
-        pairs: held-out ones.
-    """
-    texts_bytes = sum(len(text.encode()) for text in [*prompts.questions, *prompts.best_answers])
-    answer_bytes = max_response_tokens * TOKEN_BYTES + NUMBERS_BYTES
-    answers = (2 * policies + 5) * len(prompts.rows)
-    check_free_space("the evaluation's tables", out,
-                     texts_bytes + answers * answer_bytes + pairs * PAIR_BYTES + METRICS_BYTES)
-
 
 def write_samples(path: Path, rows: list[dict], texts: dict[str, list[str]], numbers: dict[str, np.ndarray]) -> None:
     """Write samples.parquet; rows: of the pairs table, one a question. texts: by writer. numbers: further columns."""

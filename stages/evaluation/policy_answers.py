@@ -52,13 +52,13 @@ def score_by_functions(scorers: list[RewardFunction], questions: list[str], answ
                        ) -> dict[str, dict[str, np.ndarray]]:
     """Compute the scores of functions that read text or ids, by policy and scorer; questions: one or more answers each.
     """
-    return {name: {scorer.name: _apply_scorer(scorer, repeat_each(questions, len(sampled.texts)), sampled)
-                   for scorer in scorers} for name, sampled in answers.items()}
-
-
-def _apply_scorer(scorer: RewardFunction, questions: list[str], answers: Answers) -> np.ndarray:
-    responses = answers.texts if scorer.reads == "text" else answers.responses
-    return scorer(questions, responses).double().numpy()
+    scores: dict[str, dict[str, np.ndarray]] = {}
+    for name, sampled in answers.items():
+        repeated = repeat_each(questions, len(sampled.texts))
+        scores[name] = {scorer.name: scorer(
+            repeated, sampled.texts if scorer.reads == "text" else sampled.responses).double().numpy()
+            for scorer in scorers}
+    return scores
 
 
 def repeat_each(items: Sequence, rows: int) -> list:

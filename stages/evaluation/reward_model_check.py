@@ -12,6 +12,7 @@ from stages.evaluation.summary import capitalise, change_direction, display_name
 
 CHANCE = 0.5
 Shortfall = Literal["unknown", "chance", "baseline"]
+REFUSED = {"none": (), "chance": ("chance",), "baseline": ("chance", "baseline")}  # shortfalls, by what is required
 ADVICE = ("Train it on more pairs (pairs.reward_share, reward.train_pairs) or on another base (base.model), or set "
           "{}.require_reward to {} to go on with it")
 
@@ -48,27 +49,18 @@ def describe_shortfall(measured: dict | None) -> str:
 
 def check_reward_models(measured: dict[Path, dict | None], required: Literal["chance", "baseline", "none"],
                         say: Callable[[str], None], stage: str = "ppo") -> list[str]:
-    """Warn of the reward models, by folder, that beat too little, and return their shortfalls; see check_reward_model.
+    """Warn of the reward models, by folder, that beat too little, and return their shortfalls in words.
+
+    Raises ValueError for one that does not beat what is required; the baseline includes chance. One that was not
+    measured is only warned about. stage: that they are used in.
     """
-    if required != "none":
-        for folder, numbers in measured.items():
-            if warning := check_reward_model(numbers, required, str(folder), stage):
-                say(f"WARNING: {warning}")
-    return [words for words in map(describe_shortfall, measured.values()) if words]
-
-
-def check_reward_model(measured: dict | None, required: Literal["chance", "baseline"], name: str, stage: str = "ppo"
-                       ) -> str:
-    """Return a warning about the reward model `name`, '' where there is none; ValueError if it beats too little.
-
-    Args:
-        required: what it has to beat; the baseline includes chance. One that was not measured is only warned about.
-        stage: that it is used in.
-    """
-    shortfall, words = find_shortfall(measured), describe_shortfall(measured)
-    refused = {"chance": ("chance",), "baseline": ("chance", "baseline")}[required]
-    if shortfall in refused:
-        weaker = "none" if shortfall == "chance" else "chance or none"
-        raise ValueError(f"{name}: {words}. {capitalise(display_name(stage))} would optimise what nobody asked for. "
-                         f"{ADVICE.format(stage, weaker)}")
-    return f"{name}: {words}" if words else ""
+    shortfalls = {folder: words for folder, numbers in measured.items() if (words := describe_shortfall(numbers))}
+    for folder, words in shortfalls.items():
+        shortfall = find_shortfall(measured[folder])
+        if shortfall in REFUSED[required]:
+            weaker = "none" if shortfall == "chance" else "chance or none"
+            raise ValueError(f"{folder}: {words}. {capitalise(display_name(stage))} would optimise what nobody asked "
+                             f"for. {ADVICE.format(stage, weaker)}")
+        if required != "none":
+            say(f"WARNING: {folder}: {words}")
+    return list(shortfalls.values())

@@ -1,11 +1,13 @@
 """A reward model that is no judge: what it has to beat, in which words, and what the page says where it does not."""
 
+from pathlib import Path
+
 import pytest
 
 from stages.artifacts.lineage import Origin
 from stages.cards.model_card import MergedModel, render_model_card
 from stages.evaluation import verdict
-from stages.evaluation.reward_model_check import check_reward_model, describe_shortfall, find_shortfall
+from stages.evaluation.reward_model_check import check_reward_models, describe_shortfall, find_shortfall
 from stages.reporting.headline import build_verdicts, describe_hacking
 from tests.helpers.finished_run import artifacts, draw_dots, metrics, page_of, sample, with_summary, write
 
@@ -33,6 +35,14 @@ def test_a_judge_beats_chance_and_the_best_baseline_by_its_whole_interval(number
     assert bool(describe_shortfall(numbers)) == (shortfall is not None)
 
 
+def check(numbers: dict | None, required: str, folder: str) -> str:
+    """Check one reward model; return the warning."""
+    warnings = []
+    shortfalls = check_reward_models({Path(folder): numbers}, required, warnings.append)
+    assert len(warnings) == len(shortfalls) <= 1
+    return "".join(warnings)
+
+
 @pytest.mark.parametrize(("numbers", "refused_for"), [
     (measured(), ()), (measured((0.44, 0.48)), ("chance", "baseline")), (measured(above=(-0.1, 0.1)), ("baseline",)),
     (None, ())])
@@ -40,20 +50,20 @@ def test_what_is_required_is_refused_and_the_rest_a_warning(numbers, refused_for
     for required in ("chance", "baseline"):
         if required in refused_for:
             with pytest.raises(ValueError, match="no better than"):
-                check_reward_model(numbers, required, "the folder")
+                check(numbers, required, "the folder")
         else:
-            warning = check_reward_model(numbers, required, "the folder")
+            warning = check(numbers, required, "the folder")
             assert bool(warning) == (numbers != measured()) and describe_shortfall(numbers) in warning
 
 
 def test_the_error_names_accuracy_interval_pairs_and_what_to_do():
     with pytest.raises(ValueError) as raised:
-        check_reward_model(measured((0.44, 0.48)), "chance", "results/x/reward")
+        check(measured((0.44, 0.48)), "chance", "results/x/reward")
     for words in ("results/x/reward", "0.460 [0.440, 0.480]", "512 held-out pairs", "no better than chance",
                   "pairs.reward_share", "base.model", "ppo.require_reward to none"):
         assert words in str(raised.value)
     with pytest.raises(ValueError) as raised:
-        check_reward_model(measured(above=(-0.1, 0.1)), "baseline", "results/x/reward")
+        check(measured(above=(-0.1, 0.1)), "baseline", "results/x/reward")
     for words in (LONGER, "0.610 [0.590, 0.630]", "difference +0.000 [-0.100, +0.100]", "require_reward to chance"):
         assert words in str(raised.value)
 

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from stages import evaluate, gather, pairs, report
-from stages.evaluation.answer_sampler import AnswerSampler
+from stages import gather, pairs, report
 from stages.finetuning.token_store import BATCH_DOCUMENTS, write_documents
 from stages.modeling import pretrained
 from stages.modeling.merging import merge
@@ -18,7 +17,7 @@ from stages.training import checkpoint
 from stages.training.callbacks import Evaluation
 from stages.training.checkpoint_plan import checkpoint_interval, count_saves
 from stages.training.trainer import TrainerSettings, train
-from tests.helpers import finished_run, tiny_evaluation
+from tests.helpers import finished_run
 from tests.helpers.stackexchange_dumps import document, make_posts, qa_rows, write_dump
 
 SETTINGS = TrainerSettings(batch=1, microbatch=1, learning_rate=0.1, schedule="constant", weight_decay=0.0, seed=0,
@@ -167,14 +166,6 @@ def test_shares_need_room_where_they_cannot_be_linked(tmp_path, free, monkeypatc
     with pytest.raises(ValueError, match=r"the copy of the shares: needs 500 bytes of disk space under .*out"):
         gather.run(Pairs(), tmp_path / "out", shares=[str(tmp_path / "share")])
     assert not list((tmp_path / "out").iterdir())
-
-
-def test_an_evaluation_needs_room_before_its_first_answer(tmp_path, free, monkeypatch):
-    inputs = tiny_evaluation.save_inputs(tmp_path, tiny_evaluation.make_tokenizer())
-    monkeypatch.setattr(AnswerSampler, "sample_policies", lambda *_: pytest.fail("it samples"))
-    free(1 << 20)
-    with pytest.raises(ValueError, match=r"the evaluation's tables: needs 1\.0 MiB of disk space under .*out"):
-        evaluate.run(tiny_evaluation.CONFIG, tmp_path / "out", **inputs)
 
 
 def test_a_report_needs_room_for_its_figures(tmp_path, free):

@@ -13,13 +13,7 @@ import numpy as np
 from stages.evaluation.gold_score import score_main_gold
 from stages.evaluation.heldout_prompts import EvaluationPrompts, OwnEvaluationPrompts
 from stages.evaluation.pair_accuracy import draw_held_out_pairs, evaluate_pairs, score_fitted_baselines
-from stages.evaluation.policy_answers import (
-    Answers,
-    AnswerScorer,
-    AnswerScores,
-    repeat_each,
-    score_by_functions,
-)
+from stages.evaluation.policy_answers import Answers, AnswerScorer, AnswerScores, repeat_each, score_by_functions
 from stages.evaluation.tasks.trained_policies import PolicyTraining
 from stages.evaluation.tasks.trained_reward import TrainedReward
 from stages.evaluation.tasks.wording import BASE, SFT
@@ -52,7 +46,6 @@ class DumpTask:
             read_pairs(pairs, SPLIT), tokenizer, max_pairs=max_pairs, max_tokens=longest, seed=seed)
         self.prompts = EvaluationPrompts(pairs, SPLIT, tokenizer, longest=longest, seed=seed, **sizes)
         self.folders = policies | _base_if_comparable(base, tokenizer) | {SFT: sft}
-        self.pair_count = len(self.held_out.rows)
 
     def score(self, texts: dict) -> dict:
         """Compute rewards [N] by key; texts: lists of prompts and of responses, as token ids, by key."""
@@ -124,7 +117,7 @@ class OwnPromptsTask:
     folders: of the models that answer, the base last.
     """
 
-    start, held_out, pair_count = BASE, None, 0
+    start, held_out = BASE, None
 
     def __init__(self, file: Path, tokenizer, *, base: Path, policies: dict[str, Path], training: PolicyTraining,
                  reward: TrainedReward, scorers: list[RewardFunction], **sizes: int):

@@ -16,8 +16,6 @@ from stages.rewards.reward_functions import load_reward_functions
 from stages.rewards.shaping import RewardSum
 from stages.runtime.progress import track
 
-TOTAL = ""  # the weighted sum, among the parts
-
 
 class TrainedReward:
     """The weighted sum of the functions in `rewards`, as training computes it before baseline, scale, clip, penalties
@@ -37,7 +35,7 @@ class TrainedReward:
                 **entry, precision=precision, pairs=None, load_models=load_models)],
             tokenizer, combine=training.reward_combine, spread_penalty=training.spread_penalty,
             template=training.prompt_template)
-        self._scores: dict[tuple, dict[str, float]] = {}
+        self._scores: dict[tuple, np.ndarray] = {}
 
     @property
     def weights(self) -> dict[str, float]:
@@ -46,31 +44,28 @@ class TrainedReward:
 
     def score(self, texts: dict[Hashable, tuple[list, list]]) -> dict[Hashable, np.ndarray]:
         """Compute rewards [N] by writer; texts: lists of prompts and of responses, as token ids, by writer."""
-        return {writer: parts[TOTAL] for writer, parts in self._score_texts(texts).items()}
+        return {writer: scores[0] for writer, scores in self._score_texts(texts).items()}
 
     def score_parts(self, texts: dict[Hashable, tuple[list, list]]) -> dict[Hashable, dict[str, np.ndarray]]:
         """Compute the unweighted scores [N] of each part, by writer; none where the reward is one function's own."""
-        if list(self.weights.values()) == [1.0]:
-            return {writer: {} for writer in texts}
-        return {writer: {part: parts[part] for part in self.weights}
-                for writer, parts in self._score_texts(texts).items()}
+        parts = [] if list(self.weights.values()) == [1.0] else self.weights
+        return {writer: dict(zip(parts, scores[1:], strict=False))
+                for writer, scores in self._score_texts(texts).items()}
 
-    def _score_texts(self, texts: dict[Hashable, tuple[list, list]]) -> dict[Hashable, dict[str, np.ndarray]]:
+    def _score_texts(self, texts: dict[Hashable, tuple[list, list]]) -> dict[Hashable, np.ndarray]:
+        """Compute the rewards, and the scores of the P parts beside them, by writer: [1 + P, N]."""
         rows = {writer: [(tuple(start), tuple(end)) for start, end in zip(*both, strict=True)]
                 for writer, both in texts.items()}
         new = list(dict.fromkeys(row for part in rows.values() for row in part if row not in self._scores))
         starts = range(0, len(new), self.batch_texts)
         for start in track(starts, "evaluate: rewards", len(starts), f"x {self.batch_texts} texts"):
-            self._add(new[start:start + self.batch_texts])
-        return {writer: {part: np.array([self._scores[row][part] for row in own]) for part in (TOTAL, *self.weights)}
+            batch = new[start:start + self.batch_texts]
+            total, parts = self._sum(*([list(row[side]) for row in batch] for side in (0, 1)))
+            columns = torch.stack([total, *(parts[name] for name in self.weights)], 1)
+            self._scores |= zip(batch, columns.double().numpy(), strict=True)
+        width = 1 + len(self.weights)
+        return {writer: np.array([self._scores[row] for row in own]).reshape(-1, width).T.copy()
                 for writer, own in rows.items()}
-
-    def _add(self, rows: list[tuple]) -> None:
-        prompts, responses = ([list(row[side]) for row in rows] for side in (0, 1))
-        total, parts = self._sum(prompts, responses)
-        names, columns = zip(*{TOTAL: total, **parts}.items(), strict=True)
-        for row, values in zip(rows, torch.stack(list(columns), 1).double().tolist(), strict=True):
-            self._scores[row] = dict(zip(names, values, strict=True))
 
 
 def _load_merged(source: str, reward: Path | None, **options) -> list[Scorer]:
