@@ -33,24 +33,24 @@ from functools import partial
 from pathlib import Path
 
 from stages.artifacts.artifact import RunContext
-from stages.evaluation import gold_score, summary
+from stages.evaluation import summary
 from stages.evaluation.answer_sampler import AnswerSampler, choose_temperatures, measure_temperatures
 from stages.evaluation.attainable import measure_attainable, read_objective
 from stages.evaluation.cached_results import CachedResults
 from stages.evaluation.length_control.words import list_length_numbers, list_length_rows
 from stages.evaluation.output_tables import write_pairs, write_question_scores, write_samples
-from stages.evaluation.policy_answers import AnswerScorer
+from stages.evaluation.policy_answers import AnswerScorer, score_policies
 from stages.evaluation.policy_comparison import PolicyComparison
 from stages.evaluation.reward_hacking import detect_reward_hacking
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
 from stages.evaluation.tasks.held_out import DumpTask, OwnPromptsTask, check_unseen, select_judge
-from stages.evaluation.tasks.trained_policies import read_training
-from stages.evaluation.tasks.trained_reward import TrainedReward
+from stages.evaluation.tasks.trained_reward import TrainedReward, read_training
 from stages.evaluation.tasks.wording import find_wording
 from stages.modeling import families, torch_setup
 from stages.modeling.tokenizer import load_shared_tokenizer
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.rewards import RewardSource
+from stages.recipe.user_functions import load_function
 from stages.rewards.reward_functions import RewardFunction, load_reward_functions
 from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
@@ -73,7 +73,7 @@ def run(config: Evaluate, out: Path, *, base: Path, policy: dict[str, Path] | No
         cache = CachedResults.of_run(context.folder.parent, config.cpu_kernels)
     task = (_load_own_prompts(config, policy, base, file) if file else
             _load_dump(config, policy, cache, posts=posts, pairs=pairs, base=base, sft=sft, reward=reward, judge=judge))
-    gold_scorer = gold_score.load_gold_scorer(config.gold) if config.gold else None
+    gold_scorer = load_function(config.gold, "gold") if config.gold else None
     prompts, start = task.prompts, task.start
     sampler = AnswerSampler(
         task.tokenizer, prompts, batch_prompts=config.batch_prompts, max_new_tokens=config.max_response_tokens,
@@ -86,7 +86,7 @@ def run(config: Evaluate, out: Path, *, base: Path, policy: dict[str, Path] | No
     answers |= sampler.sample_at_best({start: task.folders[start]} | policy, answers, temperatures)
     scores = task.score_answers(answers, pair_logprobs, gold_scorer)
     comparison = PolicyComparison(
-        prompts, answers, scores.rewards, gold_score.score_policies(gold_scorer, prompts, answers), scores.functions,
+        prompts, answers, scores.rewards, score_policies(gold_scorer, prompts, answers), scores.functions,
         scores.judge, start)
     bootstrap = {"samples": config.bootstrap_samples, "seed": config.seed}
     estimate_mean, estimate = (partial(kind, **bootstrap) for kind in (bootstrap_mean, bootstrap_statistic))

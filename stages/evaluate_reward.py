@@ -21,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 
-from stages.evaluation import gold_score
 from stages.evaluation.answer_sampler import AnswerSampler
 from stages.evaluation.heldout_prompts import EvaluationPrompts
 from stages.evaluation.output_tables import write_pairs
@@ -32,13 +31,14 @@ from stages.evaluation.pair_accuracy import (
     mean_logprobs,
     score_fitted_baselines,
 )
-from stages.evaluation.policy_answers import repeat_each
+from stages.evaluation.policy_answers import repeat_each, score_main_gold
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
 from stages.evaluation.summary import SAMPLES
 from stages.modeling import families, torch_setup
 from stages.modeling.load import load_causal
 from stages.modeling.tokenizer import load_shared_tokenizer
 from stages.recipe.sections.evaluate import Evaluate, Report
+from stages.recipe.user_functions import load_function
 from stages.reporting.figures import FigureFolder
 from stages.reward_checks.diagnosis import diagnose
 from stages.reward_checks.measures import (
@@ -46,7 +46,6 @@ from stages.reward_checks.measures import (
     best_of_n_curve,
     compare_policy,
     estimate_noise_ceiling,
-    gold_above_other_answers,
     measure_layout,
 )
 from stages.reward_checks.page import render_reward_page
@@ -76,13 +75,13 @@ def run(config: Evaluate, out: Path, *, reward: list[str], pairs: Path, sft: Pat
     models = [folder for folder in (sft, base, policy) if folder]
     tokenizer = load_shared_tokenizer(*models) if models else judged.tokenizer
     longest = min([judged.max_tokens, *([families.max_positions(*models)] if models else [])])
-    gold_scorer = gold_score.load_gold_scorer(config.gold) if config.gold else None
+    gold_scorer = load_function(config.gold, "gold") if config.gold else None
     held_out = draw_held_out_pairs(
         read_pairs(pairs, SPLIT), tokenizer, max_pairs=config.max_pairs, max_tokens=longest, seed=config.seed)
     if not held_out.rows:
         raise ValueError(f"{pairs} has no pair of at most {longest} tokens in its {SPLIT} split: nothing can be judged")
     scores, metrics = _measure_pairs(config, judged, held_out, pairs, {"sft": sft, "base": base}, gold_scorer)
-    metrics = {"reward": reward[0], **metrics, "sft_gold_above_other_answers": None, "gold_curve": None, "policy": None}
+    metrics = {"reward": reward[0], **metrics, "gold_curve": None, "policy": None}
     if sft and (gold_scorer or policy):
         prompts = EvaluationPrompts(
             pairs, SPLIT, tokenizer, prompts=config.prompts, selection_prompts=0, longest=longest, seed=config.seed,
@@ -111,7 +110,7 @@ def _measure_pairs(config: Evaluate, judged: RewardUnderTest, held_out: HeldOutP
                                       f"evaluate_reward: {name} on pairs") if folder else None
                   for name, folder in models.items()}
     scores |= {"log_probability": likelihood["sft"],
-               "gold": gold_score.score_main_gold(gold_scorer, held_out.texts) if gold_scorer else None}
+               "gold": score_main_gold(gold_scorer, held_out.texts) if gold_scorer else None}
     fitted = score_fitted_baselines(
         held_out, sample_rows(read_pairs(pairs, BASELINE_SPLIT), config.surface_pairs, config.seed))
     if likelihood["base"] is not None:
@@ -146,9 +145,9 @@ def _measure_samples(config: Evaluate, judged: RewardUnderTest, prompts: Evaluat
         cpu_kernels=config.cpu_kernels)
     answers, *_ = sampler.sample_policies(({"policy": policy} if policy else {}) | {"sft": sft})
     estimate_mean = partial(bootstrap_mean, samples=config.bootstrap_samples, seed=config.seed)
-    score_gold = partial(_score_gold, gold_scorer)
     questions = {name: repeat_each(prompts.questions, len(sampled.texts)) for name, sampled in answers.items()}
-    gold = {name: score_gold(questions[name], sampled.texts) for name, sampled in answers.items() if gold_scorer}
+    gold = {name: score_main_gold(gold_scorer, list(zip(questions[name], sampled.texts, strict=True)))
+            for name, sampled in answers.items() if gold_scorer}
     rewards = {name: judged.score_sampled(
         questions[name], repeat_each(prompts.prompts, len(sampled.texts)), sampled, tokenizer, f"{name} answers")
         for name, sampled in answers.items()}
@@ -158,15 +157,9 @@ def _measure_samples(config: Evaluate, judged: RewardUnderTest, prompts: Evaluat
     if gold_scorer and np.isnan(by_prompt["gold"]).any(1).all():
         print_line(f"evaluate_reward: the gold scorer {config.gold} knows none of these questions")
     elif gold_scorer:
-        measured |= {
-            "gold_curve": best_of_n_curve(by_prompt["reward"], by_prompt["gold"], config.best_of, estimate_mean),
-            "sft_gold_above_other_answers": gold_above_other_answers(
-                score_gold, prompts.questions, answers["sft_greedy"].texts, estimate_mean)}
+        measured["gold_curve"] = best_of_n_curve(
+            by_prompt["reward"], by_prompt["gold"], config.best_of, estimate_mean)
     return measured
-
-
-def _score_gold(scorer: Callable, questions: list[str], answers: list[str]) -> np.ndarray:
-    return gold_score.score_main_gold(scorer, list(zip(questions, answers, strict=True)))
 
 
 def _headline_metrics(metrics: dict) -> dict[str, float]:

@@ -43,8 +43,7 @@ def export(folder: Path, type_name: str, out: Path, run: Path | None) -> str:
     silence_missing_kernel()
     from stages.modeling import torch_setup
     torch_setup.prepare()
-    from stages.evaluation.llama_cpp.check import check_export
-    from stages.evaluation.llama_cpp.client import check_installed
+    from stages.evaluation.llama_cpp import check_export, check_installed
     from stages.modeling.gguf.export import Kind, describe_report, draft_gguf, remove_drafts, render_modelfile
     if run:
         check_installed()

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from stages.evaluation.cached_results import CachedResults, digest_value, join_rows, split_rows
-from stages.evaluation.gold_score import MAIN_KEY, score_gold
 from stages.evaluation.heldout_prompts import HeldOutPrompts
 from stages.evaluation.pair_accuracy import HeldOutPairs, mean_logprobs
-from stages.evaluation.policy_answers import Answers, LoadedModel, repeat_each, sample_answers
+from stages.evaluation.policy_answers import MAIN_KEY, Answers, LoadedModel, repeat_each, sample_answers, score_gold
 from stages.evaluation.summary import BEST, SAMPLES, display_name
 from stages.evaluation.tasks.wording import greedy_name
 from stages.modeling.load import autocast, load_causal

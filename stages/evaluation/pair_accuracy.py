@@ -173,7 +173,6 @@ def accuracy_breakdown(pairs: HeldOutPairs, scores: np.ndarray, estimate: Callab
         "accuracy": estimate(right, pairs.groups),
         "both_have_code": accuracy(_both_have_code(pairs)),
         "better_is_later": accuracy(np.array([better_is_later(row) for row in pairs.rows], dtype=bool)),
-        "about_equal_length": accuracy(np.abs(lengths) < EQUAL_LENGTH),
         "by_score_gap": {name: accuracy((low <= gaps) & (gaps <= high)) for name, (low, high) in SCORE_GAPS.items()},
         "by_length": {name: accuracy((low <= lengths) & (lengths < high)) for name, (low, high) in LENGTHS.items()},
         "calibration": calibration(scores[pairs.better] - scores[pairs.worse]),

@@ -1,4 +1,11 @@
-"""Sample one answer of a policy to each prompt, and score answers with the reward model."""
+"""Sample answers of policies, and score them: by reward models, by functions, and by a gold scorer.
+
+A gold scorer is a user's function, named in the recipe, that knows the truth of some questions:
+
+    def score(questions: list[str], responses: list[str]) -> dict[str, list[float | None]]
+
+It returns scores under names, `gold` among them (higher is better), and None for a question that it does not know.
+"""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -10,6 +17,7 @@ import numpy as np
 import torch
 
 from stages.evaluation.cached_results import CachedResults, digest_value
+from stages.evaluation.heldout_prompts import HeldOutPrompts
 from stages.evaluation.summary import BEST
 from stages.generation.sampler import sample_in_batches
 from stages.reward_modeling.load import load_classifier
@@ -18,6 +26,8 @@ from stages.reward_modeling.scoring_file import member_folders
 from stages.rewards.reward_functions import RewardFunction
 from stages.runtime.environment import return_freed_memory
 from stages.runtime.progress import Progress
+
+MAIN_KEY = "gold"
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,33 @@ def score_by_functions(scorers: list[RewardFunction], questions: list[str], answ
             repeated, sampled.texts if scorer.reads == "text" else sampled.responses).double().numpy()
             for scorer in scorers}
     return scores
+
+
+def score_gold(function: Callable, questions: list[str], responses: list[str]) -> dict[str, list[float]]:
+    """Call a gold scorer and check what it returns: a score a response under each name, NaN where it has none."""
+    scores = function(questions, responses)
+    if MAIN_KEY not in scores:
+        raise ValueError(f"gold: the scorer gives {', '.join(scores) or 'nothing'}, and no {MAIN_KEY!r}")
+    for name, values in scores.items():
+        if len(values) != len(responses):
+            raise ValueError(f"gold: the scorer gives {len(values)} values of {name!r} for {len(responses)} responses")
+    return {name: [float("nan") if value is None else float(value) for value in values]
+            for name, values in scores.items()}
+
+
+def score_policies(function: Callable | None, prompts: HeldOutPrompts, answers: dict[str, Answers]
+                   ) -> dict[str, dict[str, list[float]]]:
+    """Compute every gold score of each policy's answers and, if there are any, of 'human'; nothing without a scorer."""
+    texts = {name: sampled.texts for name, sampled in answers.items()}
+    texts |= {"human": prompts.best_answers} if prompts.best_answers else {}
+    return {name: score_gold(function, repeat_each(prompts.questions, len(responses)), responses)
+            for name, responses in texts.items()} if function else {}
+
+
+def score_main_gold(function: Callable, texts: Sequence[tuple[str, str]]) -> np.ndarray:
+    """Compute the gold score [M] of (question, answer) texts; NaN where it is not known."""
+    questions, answers = zip(*texts, strict=True) if texts else ((), ())
+    return np.array(score_gold(function, list(questions), list(answers))[MAIN_KEY])
 
 
 def repeat_each(items: Sequence, rows: int) -> list:

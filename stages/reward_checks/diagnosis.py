@@ -1,8 +1,8 @@
 """Say in words what a reward model can do, and which part of a failing pipeline is at fault.
 
 The parts, in the order in which one needs the other: the base model knows which answer is better (its likelihood ranks
-pairs, its own answers fit their questions); the head reads what the base knows (the reward model ranks pairs better
-than cheap baselines, and its choice among samples raises gold); the policy moves.
+pairs); the head reads what the base knows (the reward model ranks pairs better than cheap baselines, and its choice
+among samples raises gold); the policy moves.
 """
 
 from dataclasses import dataclass
@@ -56,32 +56,28 @@ def diagnose(metrics: dict) -> Diagnosis:
 
 
 def find_fault(metrics: dict) -> Part | Literal["unknown"] | None:
-    """Return the first part that fails; None if none does, 'unknown' if too little was measured to tell."""
-    shortfall, knows = find_shortfall(metrics["reward_model"]), base_knows(metrics)
-    if shortfall == "unknown":
+    """Return the first part that fails; None if none does, 'unknown' if too little was measured to tell.
+
+    The base knows if SFT's likelihood ranks pairs better than chance, by the whole 95 % interval.
+    """
+    shortfall, likelihood = find_shortfall(metrics["reward_model"]), _likelihood(metrics)
+    knows = bool(likelihood) and likelihood["low"] is not None and likelihood["low"] > CHANCE
+    if shortfall == "unknown" or (shortfall and not likelihood):
         return "unknown"
     if shortfall:
-        return {None: "unknown", True: "head", False: "base"}[knows]
+        return "head" if knows else "base"
     if metrics["gold_curve"] and change_direction(metrics["gold_curve"][-1]["gold_gain"]) <= 0:
-        return "base" if knows is False else "head"
+        return "base" if likelihood and not knows else "head"
     return "policy" if metrics["policy"] and not _moved(metrics["policy"]) else None
 
 
-def base_knows(metrics: dict) -> bool | None:
-    """Check whether SFT's likelihood ranks pairs better than chance, or its answers fit their questions.
-
-    None: neither was measured. Both against chance, by the whole 95 % interval.
-    """
-    likelihood, fit = metrics["reward_model"]["baselines"].get(LOG_PROBABILITY), metrics["sft_gold_above_other_answers"]
-    if not likelihood and not fit:
-        return None
-    ranks = bool(likelihood) and likelihood["low"] is not None and likelihood["low"] > CHANCE
-    return ranks or change_direction(fit) > 0
+def _likelihood(metrics: dict) -> dict | None:
+    """Return the accuracy of SFT's likelihood; None: not measured."""
+    return metrics["reward_model"]["baselines"].get(LOG_PROBABILITY)
 
 
 def _fault_words(fault: str | None, metrics: dict) -> str:
-    reward, fit = metrics["reward_model"], metrics["sft_gold_above_other_answers"]
-    likelihood = reward["baselines"].get(LOG_PROBABILITY)
+    reward, likelihood = metrics["reward_model"], _likelihood(metrics)
     ranks = f"SFT's likelihood ranks {format_estimate(likelihood)} of the pairs right" if likelihood else None
     if fault is None:
         return f"{HEADLINES[fault]} of those that were measured."
@@ -91,10 +87,7 @@ def _fault_words(fault: str | None, metrics: dict) -> str:
         return f"{HEADLINES[fault]}: that needs {need}."
     why = ""
     if fault == "base":
-        why = ", and ".join(filter(None, (
-            ranks and f"{ranks}, no better than chance",
-            fit and f"SFT's greedy answers have no more gold than its answers to other questions "
-                    f"({format_estimate(fit, signed=True)})")))
+        why = f"{ranks}, no better than chance"
     elif fault == "head":
         shortfall = describe_shortfall(reward)
         why = ", while ".join(filter(None, (shortfall, ranks))) if shortfall else (

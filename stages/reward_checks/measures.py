@@ -1,5 +1,5 @@
 """Measure on held-out pairs how much scores depend on the layout of answers, and what accuracy their votes allow; and
-on sampled answers best-of-n by the reward model in gold, whether SFT's answers fit, and how a policy moved.
+on sampled answers best-of-n by the reward model in gold, and how a policy moved.
 
 Shapes: N pairs or prompts, M texts, S samples a prompt.
 """
@@ -140,20 +140,6 @@ def best_of_n_curve(rewards: np.ndarray, gold: np.ndarray, counts: Sequence[int]
                       "gold_gain": estimate_mean(chosen - gold.mean(1), questions),
                       "best_gold": estimate_mean(reachable, questions)})
     return curve
-
-
-def gold_above_other_answers(score: Callable, questions: list[str], answers: list[str], estimate_mean: Callable
-                             ) -> dict | None:
-    """Estimate how much more gold SFT's answers have than its answers to other questions have as answers to these.
-
-    A model that knows nothing of a question answers it as it answers any other: the difference is then 0.
-
-    score: (questions, answers) to gold [N], NaN where it is not known.
-    """
-    if len(questions) < 2:
-        return None
-    own, other = score(questions, answers), score(questions, answers[1:] + answers[:1])
-    return estimate_mean(np.asarray(own, float) - np.asarray(other, float), np.arange(len(questions)))
 
 
 def compare_policy(answers: dict[str, Answers], rewards: dict[str, np.ndarray], gold: dict[str, np.ndarray],

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from stages import export_gguf
-from stages.evaluation.llama_cpp import client
+from stages.evaluation import llama_cpp
 from stages.modeling.gguf import export as export_module
 from stages.modeling.tokenizer import load_tokenizer
 from stages.reward_modeling.no_model import write_no_model
@@ -132,7 +132,7 @@ def test_what_the_check_lacks_is_one_line(run, tmp_path, capsys, monkeypatch):
     assert export_gguf.main([*words, str(tmp_path / "none")]) == 1
     errors = capsys.readouterr().err
     assert "is it a pairs artifact?" in errors and errors.count("\n") == 1 and not list(tmp_path.iterdir())
-    monkeypatch.setattr(client.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(llama_cpp.importlib.util, "find_spec", lambda _: None)
     assert export_gguf.main([*words, str(run)]) == 1
     errors = capsys.readouterr().err
     assert "(the package xllamacpp) is not installed: make extras" in errors and errors.count("\n") == 1

@@ -11,7 +11,7 @@ import pytest
 
 from stages import evaluate, report
 from stages.evaluation import verdict
-from stages.evaluation.tasks.trained_policies import read_training
+from stages.evaluation.tasks.trained_reward import read_training
 from stages.recipe.sections.evaluate import Evaluate, Report
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSource

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stages import evaluate
-from stages.evaluation import gold_score, policy_answers
+from stages.evaluation import policy_answers
 from stages.evaluation.pair_accuracy import (
     BAG_OF_WORDS,
     SURFACE,
@@ -27,6 +27,7 @@ from stages.generation.text_metrics import count_fences, distinct, distinct_leav
 from stages.modeling.load import load_causal
 from stages.modeling.packed import token_logprobs
 from stages.modeling.tiny_llama import train_tokenizer
+from stages.recipe.user_functions import load_function
 from stages.stackexchange.prompt import answer_ids, prompt_ids
 from tests.helpers.tiny_evaluation import CODE, CONFIG, PAIRS, make_model, make_tokenizer, row, save_inputs
 
@@ -92,7 +93,7 @@ def test_baselines_on_literal_pairs():
     assert actual["above_best_cheap_baseline"]["mean"] == pytest.approx(0.8 - 0.7)
     assert (actual["both_have_code"]["count"], actual["both_have_code"]["mean"]) == (1, right[3])
     assert actual["better_is_later"] is None  # these rows have no dates
-    assert actual["about_equal_length"]["count"] == 2  # code against code, four against five
+    assert actual["by_length"]["about equal"]["count"] == 2  # code against code, four against five
     assert {name: got["count"] for name, got in actual["by_score_gap"].items()} == {"1": 2, "2": 1, "3+": 2}
     assert actual["by_score_gap"]["2"]["mean"] == 0
     assert (actual["pairs"], actual["questions"]) == (5, 3)
@@ -277,15 +278,15 @@ def test_gold_is_told_where_it_applies(folders, tmp_path, monkeypatch, capsys):
     ("json", "should look like package.module:function"), ("json:__name__", "is not a function")])
 def test_a_wrong_gold_name_is_one_line(name, says):
     with pytest.raises(ValueError, match=says) as error:
-        gold_score.load_gold_scorer(name)
+        load_function(name, "gold")
     assert "\n" not in str(error.value)
 
 
 def test_a_gold_scorer_must_give_gold_for_every_response():
     with pytest.raises(ValueError, match="no 'gold'"):
-        gold_score.score_gold(lambda q, r: {"points": [1.0]}, ["q"], ["r"])
+        policy_answers.score_gold(lambda q, r: {"points": [1.0]}, ["q"], ["r"])
     with pytest.raises(ValueError, match="1 values of 'gold' for 2 responses"):
-        gold_score.score_gold(lambda q, r: {"gold": [1.0]}, ["q", "q"], ["r", "r"])
+        policy_answers.score_gold(lambda q, r: {"gold": [1.0]}, ["q", "q"], ["r", "r"])
 
 
 def test_what_cannot_be_evaluated_is_said(folders, tmp_path, tokenizer, capsys):

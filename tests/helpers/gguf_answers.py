@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.evaluation.llama_cpp.check import compare_with_llama_cpp
+from stages.evaluation.llama_cpp import compare_with_llama_cpp
 from stages.modeling.load import load_causal
 from stages.modeling.tokenizer import load_tokenizer
 from stages.stackexchange.prompt import prompt_ids

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from stages.evaluation.llama_cpp.client import load_llama_cpp
+from stages.evaluation.llama_cpp import load_llama_cpp
 from stages.model_files import gguf_header
 from stages.model_files.provenance import read_provenance
 from stages.modeling.pretrained import copy_pretrained

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stages import export_gguf
-from stages.evaluation.llama_cpp.client import load_llama_cpp
+from stages.evaluation.llama_cpp import load_llama_cpp
 from stages.modeling.load import load_causal
 from stages.modeling.tokenizer import load_tokenizer
 from tests.helpers.gguf_answers import count_differences

@@ -7,7 +7,7 @@ from stages.reward_checks.diagnosis import diagnose
 from tests.helpers.finished_run import around, metrics
 
 
-def measured(reward: float = 0.72, above: float = 0.1, likelihood: float | None = 0.62, fit: float | None = None,
+def measured(reward: float = 0.72, above: float = 0.1, likelihood: float | None = 0.62,
              gain: float | None = None, kl: float | None = None) -> dict:
     """Metrics of evaluate_reward; None: not measured. All intervals are 0.04 wide."""
     pairs = metrics(above=above)["reward_model"] | {"accuracy": around(reward)}
@@ -19,7 +19,6 @@ def measured(reward: float = 0.72, above: float = 0.1, likelihood: float | None 
     point = {"reward": around(0.0), "gold": around(1.0), "gold_gain": around(0.0, 0.0), "best_gold": around(2.0)}
     return {"reward_model": pairs, "noise_ceiling": {"all": around(0.9), "by_score_gap": {}},
             "layout": {"whitespace normalised": unchanged, "markdown stripped": dict(unchanged)},
-            "sft_gold_above_other_answers": None if fit is None else around(fit),
             "gold_curve": None if gain is None else [point | {"n": 1}, point | {"n": 16, "gold_gain": around(gain)}],
             "policy": None if kl is None else {
                 "kl_k1": around(kl), "kl_k3": around(kl), "reward_difference": around(0.0)}}
@@ -29,13 +28,12 @@ def measured(reward: float = 0.72, above: float = 0.1, likelihood: float | None 
     ({}, None, "No part is at fault"),
     ({"gain": 0.5, "kl": 3.0}, None, "raises gold"),
     ({"reward": 0.5, "likelihood": 0.5}, "base", "0.500 [0.480, 0.520] of the pairs right, no better than chance"),
-    ({"reward": 0.5, "likelihood": None, "fit": 0.0}, "base", "no more gold than its answers to other questions"),
-    ({"reward": 0.5, "likelihood": 0.5, "fit": 0.5}, "head", "no better than chance"),
+    ({"reward": 0.5}, "head", "no better than chance"),
     ({"above": 0.0}, "head", "no better than the best cheap baseline"),
     ({"above": 0.0, "likelihood": None}, "unknown", "--sft FOLDER"),
     ({"gain": 0.0}, "head", "does not raise gold"),
     ({"gain": -0.5}, "head", "lowers gold"),
-    ({"gain": 0.0, "likelihood": 0.5, "fit": 0.0}, "base", "other questions"),
+    ({"gain": 0.0, "likelihood": 0.5}, "base", "no better than chance"),
     ({"kl": 0.01}, "policy", "No: its KL to SFT is 0.010"),
     ({"kl": 0.01, "above": 0.0}, "head", "No: its KL to SFT is 0.010"),
 ])

@@ -9,7 +9,7 @@ import pytest
 from stages.evaluation.pair_accuracy import HeldOutPairs
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
 from stages.reward_checks import measures
-from stages.reward_checks.measures import best_of_n_curve, gold_above_other_answers
+from stages.reward_checks.measures import best_of_n_curve
 
 MARKED = "# Head\n\n> said\n\n1. **One** and *two*\n- `three` [four](http://x/y)\n\n```sh\nls *.c # five\n```"
 ESTIMATES = {"estimate_mean": partial(bootstrap_mean, samples=50, seed=0),
@@ -68,13 +68,3 @@ def test_a_prompt_that_gold_does_not_know_is_left_out():
     curve = best_of_n_curve(np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[np.nan, 1.0], [3.0, 2.0]]), (2,), ESTIMATE)
     assert [point["gold"]["mean"] for point in curve] == [2.5, 3.0]
     assert [point["best_gold"]["mean"] for point in curve] == [2.5, 3.0]
-
-
-def test_answers_that_fit_any_question_are_no_knowledge():
-    def score(questions, answers):
-        return [float(question == answer) for question, answer in zip(questions, answers, strict=True)]
-
-    questions = ["a", "b", "c"]
-    assert gold_above_other_answers(score, questions, questions, ESTIMATE)["mean"] == 1
-    assert gold_above_other_answers(score, questions, ["a"] * 3, ESTIMATE)["mean"] == 0
-    assert gold_above_other_answers(score, ["a"], ["a"], ESTIMATE) is None

@@ -10,12 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from stages.evaluation.gold_score import score_main_gold
 from stages.evaluation.heldout_prompts import EvaluationPrompts, OwnEvaluationPrompts
 from stages.evaluation.pair_accuracy import draw_held_out_pairs, evaluate_pairs, score_fitted_baselines
-from stages.evaluation.policy_answers import Answers, AnswerScorer, AnswerScores, repeat_each, score_by_functions
-from stages.evaluation.tasks.trained_policies import PolicyTraining
-from stages.evaluation.tasks.trained_reward import TrainedReward
+from stages.evaluation.policy_answers import (
+    Answers,
+    AnswerScorer,
+    AnswerScores,
+    repeat_each,
+    score_by_functions,
+    score_main_gold,
+)
+from stages.evaluation.tasks.trained_reward import PolicyTraining, TrainedReward
 from stages.evaluation.tasks.wording import BASE, SFT
 from stages.generation.text_metrics import has_code
 from stages.modeling.tokenizer import same_tokenizer
