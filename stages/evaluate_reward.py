@@ -25,6 +25,7 @@ from stages.evaluation.answer_sampler import AnswerSampler
 from stages.evaluation.heldout_prompts import EvaluationPrompts
 from stages.evaluation.output_tables import write_pairs
 from stages.evaluation.pair_accuracy import (
+    LOG_PROBABILITY,
     HeldOutPairs,
     draw_held_out_pairs,
     evaluate_pairs,
@@ -80,7 +81,8 @@ def run(config: Evaluate, out: Path, *, reward: list[str], pairs: Path, sft: Pat
         read_pairs(pairs, SPLIT), tokenizer, max_pairs=config.max_pairs, max_tokens=longest, seed=config.seed)
     if not held_out.rows:
         raise ValueError(f"{pairs} has no pair of at most {longest} tokens in its {SPLIT} split: nothing can be judged")
-    scores, metrics = _measure_pairs(config, judged, held_out, pairs, {"sft": sft, "base": base}, gold_scorer)
+    scores, metrics = _measure_pairs(
+        config, judged, held_out, pairs, {BASE_LOG_PROBABILITY: base, LOG_PROBABILITY: sft}, gold_scorer)
     metrics = {"reward": reward[0], **metrics, "gold_curve": None, "policy": None}
     if sft and (gold_scorer or policy):
         prompts = EvaluationPrompts(
@@ -107,17 +109,13 @@ def _measure_pairs(config: Evaluate, judged: RewardUnderTest, held_out: HeldOutP
     questions, answers = zip(*held_out.texts, strict=True)
     scores = {"reward": judged.score_texts(questions, answers, "held-out pairs")}
     likelihood = {name: mean_logprobs(held_out, load_causal(folder, cpu_kernels=config.cpu_kernels),
-                                      f"evaluate_reward: {name} on pairs") if folder else None
-                  for name, folder in models.items()}
-    scores |= {"log_probability": likelihood["sft"],
+                                      f"evaluate_reward: {name} on pairs") for name, folder in models.items() if folder}
+    scores |= {"log_probability": likelihood.get(LOG_PROBABILITY),
                "gold": score_main_gold(gold_scorer, held_out.texts) if gold_scorer else None}
-    fitted = score_fitted_baselines(
-        held_out, sample_rows(read_pairs(pairs, BASELINE_SPLIT), config.surface_pairs, config.seed))
-    if likelihood["base"] is not None:
-        fitted[BASE_LOG_PROBABILITY] = likelihood["base"]
+    rows = sample_rows(read_pairs(pairs, BASELINE_SPLIT), config.surface_pairs, config.seed)
+    baselines = score_fitted_baselines(held_out, rows) | likelihood
     return scores, {
-        "reward_model": evaluate_pairs(held_out, scores["reward"], fitted, likelihood["sft"], scores["gold"], {},
-                                       estimate_mean),
+        "reward_model": evaluate_pairs(held_out, scores["reward"], baselines, scores["gold"], {}, estimate_mean),
         "noise_ceiling": estimate_noise_ceiling(held_out, estimate_mean),
         "layout": {name: _measure_layout(judged, held_out, scores["reward"], name, estimate_mean, estimate)
                    for name in PARAPHRASES}}

@@ -116,13 +116,10 @@ def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: R
         metrics.append(best_validation(folder))
     write_adapter_cards(out, find_origin(base, pairs))
     return {
-        "pairs": sum(len(e.pairs) for e in data.training),
-        "answers": sum(len(e.answers) for e in data.training),
+        "pairs": sum(len(e.pairs) for e in data.training), "answers": sum(len(e.answers) for e in data.training),
         **({"sampled_pairs": sum(map(len, data.sampled.values()))} if data.sampled else {}),
-        "dropped_over_length": data.dropped,
-        "validation_pairs": len(data.validation.rows),
-        **{name: float(np.mean([numbers[name] for numbers in metrics])) for name in metrics[0]},
-    }
+        "dropped_over_length": data.dropped, "validation_pairs": len(data.validation.rows),
+        **{name: float(np.mean([numbers[name] for numbers in metrics])) for name in metrics[0]}}
 
 
 @dataclass(frozen=True)

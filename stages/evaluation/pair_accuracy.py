@@ -97,32 +97,27 @@ def draw_held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_
 
 
 def evaluate_pairs(
-    pairs: HeldOutPairs, reward: np.ndarray, fitted: dict[str, np.ndarray], log_probability: np.ndarray | None,
-    gold: np.ndarray | None, tags: dict[tuple, list[str]], estimate: Callable
+    pairs: HeldOutPairs, reward: np.ndarray, further: dict[str, np.ndarray], gold: np.ndarray | None,
+    tags: dict[tuple, list[str]], estimate: Callable
 ) -> dict:
     """Compute the accuracy of the reward model and of the baselines, and the accuracy by kind of pair.
 
     Args:
         reward: scores of the reward model [M].
-        fitted: scores [M] of the baselines fitted on other pairs, by name (`score_fitted_baselines`).
-        log_probability: SFT's mean log-probability of each text [M]; None: not computed.
+        further: scores [M] of the baselines beside TEXT_BASELINES, by name.
         gold: gold scores [M]; their accuracy is the ceiling.
         tags: of each question (site, qid).
         estimate: (values [N], groups [N]) to a mean with its interval (statistics.bootstrap_mean).
     """
     accuracy = partial(estimate, groups=pairs.groups)
     right = pairs.score_wins(reward)
-    if log_probability is not None:
-        fitted = fitted | {LOG_PROBABILITY: log_probability}
     return {
-        "pairs": len(pairs.rows),
-        "questions": len(set(pairs.groups.tolist())),
-        "texts": len(pairs.texts),
+        "pairs": len(pairs.rows), "questions": len(set(pairs.groups.tolist())), "texts": len(pairs.texts),
         "dropped_over_length": pairs.dropped,
         **accuracy_breakdown(pairs, reward, estimate),
         "by_site": _by_kind([[row["site"]] for row in pairs.rows], right, accuracy),
         "by_tag": _by_kind([tags.get(question_key(row), []) for row in pairs.rows], right, accuracy),
-        **compare_with_baselines(pairs, reward, fitted, estimate),
+        **compare_with_baselines(pairs, reward, further, estimate),
         "oracle": None if gold is None else accuracy(pairs.score_wins(gold)),
         "oracle_both_have_code": None if gold is None else accuracy(
             np.where(_both_have_code(pairs), pairs.score_wins(gold), np.nan)),

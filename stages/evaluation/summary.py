@@ -93,7 +93,7 @@ def headline_metrics(metrics: dict) -> dict[str, float]:
         estimates |= {f"{prefix}{name}_difference": gain["difference"]
                       for name, gain in (comparison["gold"] or {}).items() if name in GOLD_ROWS}
         against = against_start(metrics["at_best"][policy])
-        estimates[f"{prefix}attainable_share"] = (_read_attainable(metrics, policy) or {"share": None})["share"]
+        estimates[f"{prefix}attainable_share"] = (_read_attainable(metrics, policy) or {}).get("share")
         estimates |= {f"{prefix}{name}_difference_at_best": difference_at_best(against, name)
                       for name in ("reward", "judge", *GOLD_ROWS)}
     numbers = {name: value["mean"] for name, value in estimates.items() if value}
@@ -179,11 +179,6 @@ def describe_policy(policy: str, policies: dict) -> str:
 def against_start(against: dict) -> dict:
     """Return the differences of a policy minus the model it started from, each at its best; against: of at_best."""
     return against[f"{start_model(against)}{BEST}"]
-
-
-def unseen_changes(metrics: dict, differences: dict) -> list[tuple[str, dict]]:
-    """List the scores of own prompts that training never saw, with their differences in an entry of at_best."""
-    return [(name, differences["scores"][name]) for name in metrics.get("unseen_scores", ())]
 
 
 def strongest_best_of_n(against: dict) -> str | None:

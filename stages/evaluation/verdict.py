@@ -18,7 +18,6 @@ from stages.evaluation.summary import (
     judged_by,
     samples_per_answer,
     strongest_best_of_n,
-    unseen_changes,
 )
 from stages.evaluation.tasks.wording import find_wording, greedy_name, start_model
 
@@ -94,8 +93,9 @@ def _describe_at_best(metrics: dict, policy: str) -> list[str]:
                      f"({format_estimate(correct, signed=True)}).")
     if measure == "reward":
         words.append(wording.only_reward.format(name))
+    unseen = {score: against["scores"][score] for score in metrics.get("unseen_scores", ())}
     return words + [f"{score}, a score that training never saw, {RISE_WORDS[change_direction(change)]} "
-                    f"({format_estimate(change, signed=True)})." for score, change in unseen_changes(metrics, against)]
+                    f"({format_estimate(change, signed=True)})." for score, change in unseen.items()]
 
 
 def _describe_best_of_n(metrics: dict, policy: str) -> list[str]:

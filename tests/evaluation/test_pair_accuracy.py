@@ -16,6 +16,7 @@ from stages import evaluate
 from stages.evaluation import policy_answers
 from stages.evaluation.pair_accuracy import (
     BAG_OF_WORDS,
+    LOG_PROBABILITY,
     SURFACE,
     accuracy_breakdown,
     draw_held_out_pairs,
@@ -75,15 +76,15 @@ def test_long_pairs_are_dropped_and_counted_and_the_choice_is_seeded():
 def test_baselines_on_literal_pairs():
     pairs = draw()
     reward = np.arange(len(pairs.texts), 0, -1, dtype=float)  # texts that come earlier score higher
-    actual = evaluate_pairs(
-        pairs, reward, {SURFACE: reward * 0}, -reward, reward, {("s", 2): ["ale", "hops"], ("s", 3): ["ale"]}, means)
+    tags = {("s", 2): ["ale", "hops"], ("s", 3): ["ale"]}
+    actual = evaluate_pairs(pairs, reward, {SURFACE: reward * 0, LOG_PROBABILITY: -reward}, reward, tags, means)
     assert actual["baselines"]["longer answer wins"]["mean"] == (1 + 1 + 0 + 1 + 0.5) / 5
     assert actual["baselines"]["has code"]["mean"] == (0.5 + 1 + 0.5 + 0.5 + 0.5) / 5
     assert actual["baselines"]["surface features (logistic)"]["mean"] == 0.5
     assert actual["best_cheap_baseline"] == "longer answer wins"
-    as_good = evaluate_pairs(pairs, reward, {SURFACE: reward * 0, BAG_OF_WORDS: reward}, -reward, reward, {}, means)
+    as_good = evaluate_pairs(pairs, reward, {SURFACE: reward * 0, BAG_OF_WORDS: reward}, reward, {}, means)
     assert as_good["best_cheap_baseline"] == BAG_OF_WORDS and as_good["above_best_cheap_baseline"]["mean"] == 0
-    likely = evaluate_pairs(pairs, reward, {}, reward, reward, {}, means)
+    likely = evaluate_pairs(pairs, reward, {LOG_PROBABILITY: reward}, reward, {}, means)
     assert likely["best_cheap_baseline"] == "SFT log-probability" and likely["baselines"].keys() == {
         "longer answer wins", "has code", "SFT log-probability"}
     right = [1, 0, 1, 1, 1]

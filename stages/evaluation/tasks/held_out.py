@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stages.evaluation.heldout_prompts import EvaluationPrompts, OwnEvaluationPrompts
-from stages.evaluation.pair_accuracy import draw_held_out_pairs, evaluate_pairs, score_fitted_baselines
+from stages.evaluation.pair_accuracy import LOG_PROBABILITY, draw_held_out_pairs, evaluate_pairs, score_fitted_baselines
 from stages.evaluation.policy_answers import (
     Answers,
     AnswerScorer,
@@ -74,10 +74,10 @@ class DumpTask:
         rows = sample_rows(read_pairs(self.pairs, BASELINE_SPLIT), self._surface_pairs, self._seed)
         tags = read_tags(self.posts, {question_key(row) for row in self.held_out.rows})
         judge = scores.pairs["judge"]
+        baselines = score_fitted_baselines(self.held_out, rows) | {LOG_PROBABILITY: scores.pairs["log_probability"]}
         return {
-            "reward_model": evaluate_pairs(
-                self.held_out, scores.pairs["reward"], score_fitted_baselines(self.held_out, rows),
-                scores.pairs["log_probability"], scores.pairs["gold"], tags, estimate_mean),
+            "reward_model": evaluate_pairs(self.held_out, scores.pairs["reward"], baselines, scores.pairs["gold"], tags,
+                                           estimate_mean),
             "judge": None if judge is None else {
                 "accuracy": estimate_mean(self.held_out.score_wins(judge), self.held_out.groups)}}
 
