@@ -150,13 +150,12 @@ def _measure_samples(config: Evaluate, judged: RewardUnderTest, prompts: Evaluat
         questions[name], repeat_each(prompts.prompts, len(sampled.texts)), sampled, tokenizer, f"{name} answers")
         for name, sampled in answers.items()}
     measured = {"policy": compare_policy(answers, rewards, gold, estimate_mean)} if policy else {}
-    by_prompt = {name: scores[SAMPLES].reshape(-1, count) for name, scores in (("reward", rewards), ("gold", gold))
-                 if gold_scorer}
-    if gold_scorer and np.isnan(by_prompt["gold"]).any(1).all():
-        print_line(f"evaluate_reward: the gold scorer {config.gold} knows none of these questions")
-    elif gold_scorer:
-        measured["gold_curve"] = best_of_n_curve(
-            by_prompt["reward"], by_prompt["gold"], config.best_of, estimate_mean)
+    if gold_scorer:
+        sampled_rewards, sampled_gold = (scores[SAMPLES].reshape(-1, count) for scores in (rewards, gold))
+        if np.isnan(sampled_gold).any(1).all():
+            print_line(f"evaluate_reward: the gold scorer {config.gold} knows none of these questions")
+        else:
+            measured["gold_curve"] = best_of_n_curve(sampled_rewards, sampled_gold, config.best_of, estimate_mean)
     return measured
 
 

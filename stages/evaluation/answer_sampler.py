@@ -14,7 +14,7 @@ import torch
 
 from stages.evaluation.cached_results import CachedResults, digest_value, join_rows, split_rows
 from stages.evaluation.heldout_prompts import HeldOutPrompts
-from stages.evaluation.pair_accuracy import HeldOutPairs, mean_logprobs
+from stages.evaluation.pair_accuracy import HeldOutPairs
 from stages.evaluation.policy_answers import MAIN_KEY, Answers, LoadedModel, repeat_each, sample_answers, score_gold
 from stages.evaluation.summary import BEST, SAMPLES, display_name
 from stages.evaluation.tasks.wording import greedy_name
@@ -55,7 +55,7 @@ class AnswerSampler:
         answers, swept, sft = {}, {}, folders[self.start]
         for name, folder in folders.items():
             sampled = self._answer(folder, name, self.temperature)
-            answers[name] = replace(sampled, logprobs=self._logprobs(folder, sampled, name))
+            answers[name] = replace(sampled, logprobs=self._answer_logprobs(folder, sampled, name))
             if (name != "base" or self.start == name) and self.prompts.selection_prompts:
                 swept[name] = {temperature: self._sample(
                     folder, self.prompts.selection_prompts, temperature, f"{name} at temperature {temperature:g}")
@@ -63,10 +63,11 @@ class AnswerSampler:
         if self.best_of:
             answers[SAMPLES] = self._answer_often(sft, self.temperature)
         for name, sampled in answers.items():
-            under_sft = sampled.logprobs if name == self.start else self._logprobs(sft, sampled, self.start)
+            under_sft = sampled.logprobs if name == self.start else self._answer_logprobs(sft, sampled, self.start)
             answers[name] = replace(sampled, sft_logprobs=under_sft)
         answers[self._greedy] = self._answer(sft, self._greedy, 0.0)
-        on_pairs = self._pair_logprobs(sft, held_out) if held_out else None
+        on_pairs = np.array([float(row.mean()) for row in self._logprobs(
+            sft, held_out.prompts, held_out.answers, 1.0, "SFT on pairs")]) if held_out else None
         self._model.release()
         return answers, swept, on_pairs
 
@@ -115,26 +116,21 @@ class AnswerSampler:
         return Answers(responses, self.tokenizer.batch_decode(responses, skip_special_tokens=True),
                        tensors["ended"].tolist(), temperature=temperature)
 
-    def _logprobs(self, folder: Path, answers: Answers, name: str) -> list[torch.Tensor]:
+    def _answer_logprobs(self, folder: Path, answers: Answers, name: str) -> list[torch.Tensor]:
         prompts = repeat_each(self.prompts.prompts, len(answers.responses))
+        return self._logprobs(folder, prompts, answers.responses, self.temperature, f"KL, {name}")
 
+    def _logprobs(self, folder: Path, prompts: list[list[int]], responses: list[list[int]], temperature: float,
+                  label: str) -> list[torch.Tensor]:
+        """Compute the log-probability of each token of the responses, or take those of an earlier evaluation."""
         def compute() -> dict[str, torch.Tensor]:
             with autocast(self.precision):
                 return join_rows(token_logprobs.response_logprobs(
-                    self._model.get(folder), prompts, answers.responses, self.temperature, f"evaluate: KL, {name}"))
+                    self._model.get(folder), prompts, responses, temperature, f"evaluate: {label}"))
 
         return split_rows(self._cache.compute(
-            "log-probabilities", folder, compute, texts=digest_value([prompts, answers.responses]),
-            temperature=self.temperature, precision=self.precision))
-
-    def _pair_logprobs(self, folder: Path, held_out: HeldOutPairs) -> np.ndarray:
-        def compute() -> dict[str, torch.Tensor]:
-            with autocast(self.precision):
-                means = mean_logprobs(held_out, self._model.get(folder), "evaluate: SFT on pairs")
-            return {"means": torch.from_numpy(means)}
-
-        return self._cache.compute("mean log-probabilities", folder, compute, precision=self.precision,
-                                   texts=digest_value([held_out.prompts, held_out.answers]))["means"].numpy()
+            "log-probabilities", folder, compute, texts=digest_value([prompts, responses]), temperature=temperature,
+            precision=self.precision))
 
 
 def measure_temperatures(swept: dict[str, dict[float, Answers]], prompts: HeldOutPrompts, score: Callable,

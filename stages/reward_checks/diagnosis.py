@@ -5,8 +5,7 @@ pairs); the head reads what the base knows (the reward model ranks pairs better 
 among samples raises gold); the policy moves.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from stages.evaluation.pair_accuracy import LOG_PROBABILITY
 from stages.evaluation.reward_model_check import CHANCE, describe_shortfall, find_shortfall
@@ -29,17 +28,11 @@ ADVICE = {"base": "take a larger base.model, or train base and sft for longer, b
           "policy": "raise ppo.learning_rate or ppo.iterations, or lower ppo.kl_coefficient"}
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(NamedTuple):
     """fault: the part, 'unknown', or None; answers: question to words, the verdict first."""
 
     fault: Part | Literal["unknown"] | None
     answers: dict[str, str]
-
-    @property
-    def headline(self) -> str:
-        """Name the part at fault in one line."""
-        return HEADLINES[self.fault]
 
 
 def diagnose(metrics: dict) -> Diagnosis:

@@ -5,14 +5,14 @@ from stages.reporting.document import render_page
 from stages.reporting.figures import FigureFolder
 from stages.reporting.headline import Verdict
 from stages.reporting.sections import estimate_cells, render_reward_model
-from stages.reward_checks.diagnosis import Diagnosis
+from stages.reward_checks.diagnosis import HEADLINES, Diagnosis
 
 KINDS = {None: "better", "unknown": "unknown"}  # of the verdict's box by fault; any other fault is "worse"
 
 
 def render_reward_page(name: str, diagnosis: Diagnosis, metrics: dict, figures: FigureFolder) -> str:
     """Render the whole page; name: of the reward model, as the user gave it."""
-    verdict = Verdict(KINDS.get(diagnosis.fault, "worse"), diagnosis.headline, diagnosis.answers)
+    verdict = Verdict(KINDS.get(diagnosis.fault, "worse"), HEADLINES[diagnosis.fault], diagnosis.answers)
     gold = {"Best of n and gold": _render_gold(metrics["gold_curve"])} if metrics["gold_curve"] else {}
     policy = {"Policy": _render_policy(metrics["policy"])} if metrics["policy"] else {}
     return render_page(f"Reward model {name}", [verdict], Html(""), {

@@ -92,7 +92,6 @@ def test_a_result_is_named_by_all_that_it_depends_on(folders, stored, tmp_path, 
     assert names == {
         "answers": {(*sorted(sampling),), (*sorted(sampling | {"share_prefixes"}),)},
         "log-probabilities": {("precision", "temperature", "texts")},
-        "mean log-probabilities": {("precision", "texts")},
         "rewards": {("batch_texts", "precision", "texts")}}
 
 
