@@ -30,9 +30,8 @@ from stages.modeling.q_heads import save_q_heads
 from stages.modeling.tokenizer import load_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
 from stages.offline_rl.dataset import ScoredAnswer, collate_answers, measure_scale, normalise_rewards, tokenize_answers
-from stages.offline_rl.losses import LossSettings, token_losses, total_loss
+from stages.offline_rl.losses import PREFIX, LossSettings, measure_answers, token_losses, total_loss
 from stages.offline_rl.model import ILQLModel
-from stages.offline_rl.validation import PREFIX, measure_answers
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.ilql import Ilql
 from stages.runtime.stage_lines import print_line

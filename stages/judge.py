@@ -21,7 +21,7 @@ from stages.artifacts.artifact import RunContext
 from stages.recipe.sections.reward import Reward
 from stages.reward import train_members
 from stages.reward_modeling.dataset import TooFewPairsError
-from stages.reward_modeling.no_model import write_no_model
+from stages.reward_modeling.scoring_file import write_no_model
 from stages.runtime.stage_lines import print_line
 
 SPLIT = "rl"

@@ -33,8 +33,13 @@ from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.models import Merge
 from stages.reward_modeling.dataset import Example, build_examples
 from stages.reward_modeling.load import select_target
-from stages.reward_modeling.no_model import read_no_model, write_no_model
-from stages.reward_modeling.scoring_file import load_held_out, member_folder, member_folders
+from stages.reward_modeling.scoring_file import (
+    load_held_out,
+    member_folder,
+    member_folders,
+    read_no_model,
+    write_no_model,
+)
 from stages.runtime.files import read_json_object, write_text
 from stages.stackexchange.pairs.table import question_key, read_pairs
 from stages.stackexchange.prompt import encode_prompt

@@ -39,7 +39,7 @@ from stages.reporting.document import render_page
 from stages.reporting.figures import Curves, FigureFolder, Histogram
 from stages.reporting.headline import HACKING_VERDICTS, build_verdicts, describe_origin, page_title
 from stages.reporting.healthy_bands import measure_evaluation, measure_training, render_outside
-from stages.reward_modeling.no_model import read_no_model
+from stages.reward_modeling.scoring_file import read_no_model
 from stages.runtime.files import check_free_space, used_bytes, write_json, write_text
 from stages.runtime.series import read_history
 from stages.stackexchange.pairs.table import space_evenly

@@ -20,7 +20,7 @@ from stages.evaluation.policy_answers import AnswerScorer, sample_answers
 from stages.modeling.families import max_positions
 from stages.modeling.load import load_causal
 from stages.modeling.tokenizer import load_tokenizer, same_tokenizer
-from stages.reward_modeling.no_model import read_no_model
+from stages.reward_modeling.scoring_file import read_no_model
 from stages.runtime.progress import track
 from stages.stackexchange.pairs.table import SPLITS, read_pairs
 

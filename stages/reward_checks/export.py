@@ -17,9 +17,8 @@ from stages.modeling.load import check_whole_model
 from stages.modeling.merging.merge import DTYPES
 from stages.modeling.tokenizer import load_tokenizer
 from stages.reward_modeling.load import load_classifier
-from stages.reward_modeling.no_model import read_no_model
 from stages.reward_modeling.scorer import Scorer
-from stages.reward_modeling.scoring_file import SCORING, load_scoring, member_folders, save_scoring
+from stages.reward_modeling.scoring_file import SCORING, load_scoring, member_folders, read_no_model, save_scoring
 from stages.stackexchange.prompt import PROMPT_SUFFIX, parse_question
 
 HEAD = "score"  # the head's name in Transformers' classifiers, and in OpenRLHF's by default

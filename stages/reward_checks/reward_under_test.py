@@ -10,8 +10,8 @@ from stages.modeling import families
 from stages.modeling.load import check_whole_model
 from stages.modeling.tokenizer import load_tokenizer
 from stages.reward_modeling.load import load_reward_models
-from stages.reward_modeling.no_model import read_no_model
 from stages.reward_modeling.scorer import combine_scores
+from stages.reward_modeling.scoring_file import read_no_model
 from stages.rewards.classifier import ClassifierScorer
 from stages.rewards.reward_functions import is_reward_artifact
 from stages.runtime.progress import track

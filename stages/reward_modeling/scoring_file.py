@@ -1,15 +1,18 @@
-"""Read and write scoring.json of a reward artifact: how its model scores, where 0 is, reference scores to check by."""
+"""Read and write scoring.json of a reward artifact: how its model scores, where 0 is, reference scores to check by.
+
+An artifact without a model, as there was too little to train one on, has no_model.json instead.
+"""
 
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from stages.runtime.files import write_json
 
 SCORING = "scoring.json"
 HELD_OUT = "held_out_pairs"  # its key in scoring.json
+NO_MODEL = "no_model.json"
 SAVED_EXAMPLES = 64  # reference answers stored with their scores
 
 
@@ -30,11 +33,12 @@ class Scoring:
 
 
 def describe_scoring(
-    scoring: Scoring, precision: str, reference: tuple[list, list], scores: torch.Tensor, held_out: dict | None = None,
+    scoring: Scoring, precision: str, reference: tuple[list, list], scores: Any, held_out: dict | None = None,
 ) -> dict:
     """Return the content of scoring.json: the mean raw score [B] of the reference answers is zero (arXiv 2403.17031).
 
     Args:
+        scores: tensor [B].
         reference: prompts and answers as token ids. The first are stored with their scores, to check by later
             (rewards/checked_models.py).
         held_out: accuracy on held-out pairs, beside baselines; None: not measured. It stays with the merged model, so
@@ -92,3 +96,14 @@ def member_folder(artifact: Path, member: int) -> Path:
 def member_folders(artifact: Path) -> list[Path]:
     """List the folders of all models of a reward artifact."""
     return [member_folder(artifact, member) for member in range(1 + len(list(artifact.glob("member-*"))))]
+
+
+def write_no_model(folder: Path, reason: str) -> None:
+    """Write no_model.json."""
+    write_json(folder / NO_MODEL, {"reason": reason})
+
+
+def read_no_model(folder: Path) -> str | None:
+    """Return why the folder holds no model; None if it has no such file."""
+    path = folder / NO_MODEL
+    return json.loads(path.read_text(encoding="utf-8"))["reason"] if path.is_file() else None

@@ -20,9 +20,8 @@ from stages.modeling import lora
 from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.offline_rl.dataset import ScoredAnswer, collate_answers
-from stages.offline_rl.losses import LossSettings, token_losses, total_loss
+from stages.offline_rl.losses import LossSettings, measure_answers, token_losses, total_loss
 from stages.offline_rl.model import ILQLModel
-from stages.offline_rl.validation import measure_answers
 from stages.ppo import PolicyGradientMethod
 from stages.preference.logprobs import all_answer_logprobs, collate_rows
 from stages.preference.loss import PreferenceLoss

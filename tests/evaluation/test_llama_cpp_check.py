@@ -13,7 +13,7 @@ from stages import export_gguf
 from stages.evaluation import llama_cpp
 from stages.modeling.gguf import export as export_module
 from stages.modeling.tokenizer import load_tokenizer
-from stages.reward_modeling.no_model import write_no_model
+from stages.reward_modeling.scoring_file import write_no_model
 from stages.stackexchange.pairs.table import read_best_rows
 from stages.stackexchange.prompt import prompt_ids
 from tests.helpers import tiny_models

@@ -20,7 +20,7 @@ from stages.reporting.curves import CURVES, build_curves, split_constant
 from stages.reporting.document import FOLDER, content_security_policy
 from stages.reporting.figures import Curves, draw_png
 from stages.reporting.sections import render_funnel, sort_by_ancestry
-from stages.reward_modeling.no_model import write_no_model
+from stages.reward_modeling.scoring_file import write_no_model
 from stages.runtime.series import read_history
 from tests.helpers import finished_run
 from tests.helpers.finished_run import EVIL, metrics, page_of, sample, with_summary, write

@@ -15,7 +15,7 @@ from stages.modeling.tokenizer import load_tokenizer
 from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.reward import Reward
 from stages.reward_modeling import dataset
-from stages.reward_modeling.no_model import read_no_model
+from stages.reward_modeling.scoring_file import read_no_model
 from stages.stackexchange.pairs.table import SPLITS, question_key, read_pairs
 from tests.helpers import tiny_evaluation, tiny_models
 

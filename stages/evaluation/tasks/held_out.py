@@ -24,7 +24,7 @@ from stages.evaluation.tasks.trained_reward import PolicyTraining, TrainedReward
 from stages.evaluation.tasks.wording import BASE, SFT
 from stages.generation.text_metrics import has_code
 from stages.modeling.tokenizer import same_tokenizer
-from stages.reward_modeling.no_model import read_no_model
+from stages.reward_modeling.scoring_file import read_no_model
 from stages.rewards.reward_functions import RewardFunction
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import question_key, read_pairs, sample_rows
