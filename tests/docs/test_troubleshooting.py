@@ -31,7 +31,7 @@ OF_THE_MACHINE = {  # what a test cannot type: words of the line, and the file t
     "which is not installed: make extras": "stages/recipe/checks.py",
     "no space left on the disk of": "stages/command_line/failures.py",
     "out of memory: take smaller batches or microbatches, or a machine with more": "stages/command_line/failures.py",
-    "out of memory, it seems: a library aborted (": "stages/command_line/failures.py",
+    "out of memory, it seems: a library aborted (": "stages/runtime/processes.py",
     "is damaged:": "stages/artifacts/manifest.py", "another process is making": "stages/artifacts/artifact.py"}
 
 
