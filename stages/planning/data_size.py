@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from stages.stackexchange.questions.table import answer_score
-
 MEAN_LENGTH_SHARE = 0.5  # of the limit of a text whose length is not known; an assumption
 CHARACTERS_PER_TOKEN = 4  # of English and code in a large vocabulary; an assumption
 SAMPLE_ROWS = 2000  # questions are shuffled, so the first rows are a random sample
@@ -144,6 +142,8 @@ def _read_posts(path: Path) -> bytes:
 
 def _group_posts(text: bytes) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """Yield the characters of each question that has two answers, and score and characters of its answers."""
+    from stages.stackexchange.questions.table import answer_score  # slow: it imports pyarrow
+
     questions, answers = {}, {}
     for row in text.splitlines():
         post = dict(ATTRIBUTE.findall(row))

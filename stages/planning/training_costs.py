@@ -110,7 +110,7 @@ def pair_batch(settings: Any, rows: int, is_scorer: bool) -> Batch:
     has_logits = not is_scorer or bool(settings.language_model_weight)
     reads_all = has_logits or settings.pooling != "last"
     return Batch.build(rows + answers, settings.max_length_tokens, 2 * rows, answers * has_logits,
-                       answers if reads_all else 2 * rows, shares_prompts=True)
+                       answers if reads_all else 2 * rows)
 
 
 def plan_ilql(stage: str, run: Run, settings: Any) -> StagePlan:

@@ -365,13 +365,13 @@ def test_names_in_an_archive_are_no_paths(tmp_path, monkeypatch):
 @pytest.mark.parametrize("stated, says", [(1000, "damaged (ArchiveError)"), (10**6, "to the size that the archive")])
 def test_an_archive_that_unpacks_to_another_size_than_it_states(tmp_path, monkeypatch, stated, says):
     dump = seven(tmp_path, "x.7z", {"Posts.xml": MANY})
-    member = archives._find_table
+    member = archives.find_table
 
     def misstated(*args):
         entry = member(*args)
         entry.uncompressed = stated
         return entry
-    monkeypatch.setattr(archives, "_find_table", misstated)
+    monkeypatch.setattr(archives, "find_table", misstated)
     assert says in unpack_refusal(dump, tmp_path / "scratch")
 
 
