@@ -1,36 +1,12 @@
 """The short form of benchmarks/soak: a run that is disturbed ends with the bytes of an undisturbed one."""
 
 import random
-import sys
-
-import pytest
 
 from benchmarks.soak import run
 from benchmarks.soak.disturbances import flip_byte
-from tests.helpers.library_forks import IMPORT_VARIABLES
-
-LAUNCHER = """#!{python}
-import os, sys
-if sys.argv[1:3] != ["-m", "snakemake"]:
-    os.execv("{python}", ["{python}", *sys.argv[1:]])
-from snakemake.cli import main
-sys.path[0], sys.executable, sys.argv = os.getcwd(), "{shim}", ["snakemake", *sys.argv[3:]]
-main()
-"""
 
 
-@pytest.fixture
-def forked_stages(tmp_path, monkeypatch, library_forks):
-    """Have Snakemake's jobs run their stages in forks: it finds `python` beside its own executable."""
-    launcher = tmp_path / "python"
-    launcher.write_text(LAUNCHER.format(python=sys.executable, shim=library_forks.shims / "python"))
-    launcher.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(launcher))
-    for name, value in IMPORT_VARIABLES.items():
-        monkeypatch.setenv(name, value)
-
-
-def test_a_disturbed_run_finishes_with_the_same_artifacts(tmp_path, capfd, forked_stages):
+def test_a_disturbed_run_finishes_with_the_same_artifacts(tmp_path, capfd):
     words = ["--kills", "3", "--fills", "1", "--flips", "1", "--target", "base", "--folder", str(tmp_path / "soak")]
     code = run.main(words)
     said = capfd.readouterr().out
