@@ -61,7 +61,7 @@ def run_command(file: Path) -> None:
         parsed = _parse_arguments(signature, arguments)
         units = count_units(parsed[0])
         count = processes.count_processes(signature.stage, arguments.get("processes"), units, place)
-        if count > place.count or (processes.address_space_limit() and not place.is_launched):
+        if processes.must_launch(count, place):
             logs = [processes.rank_log(out, rank) for rank in range(count)]
             sys.exit(processes.launch(count, sys.orig_argv[1:], signature.stage, logs))
         processes.limit_threads(signature.stage, units)

@@ -120,6 +120,11 @@ def count_processes(stage: str, wanted: int | None, units: int, own: Place) -> i
     return max(1, min(stage_threads(), units, psutil.virtual_memory().available // MEMORY_BYTES))
 
 
+def must_launch(count: int, own: Place) -> bool:
+    """Check whether this process only launches those of the stage: several, or one at a limit on its memory."""
+    return own.count == 1 and not own.is_launched and (count > 1 or address_space_limit() is not None)
+
+
 def limit_threads(stage: str, units: int) -> None:
     """Let a process compute with one thread where processes share the units of a step: the number of threads changes
     the last bits of small matrix products, and so would the number of processes. Call it before torch is imported.

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -85,6 +86,22 @@ def test_what_was_compiled_is_there_for_the_next_process(fresh, monkeypatch, tmp
     assert build.load_library().one() == 2 and len([*tmp_path.glob("cache/stackllama/*.so")]) == 2
 
 
+@pytest.mark.parametrize("harm", ["cut", "replaced", "writable", "without a digest"])
+def test_a_file_that_is_not_what_was_compiled_is_compiled_anew(harm, fresh, tmp_path, capsys):
+    build.load_library()
+    (library,) = tmp_path.glob("cache/stackllama/*.so")
+    content = library.read_bytes()
+    library.unlink()  # the file that this process has mapped stays whole
+    library.write_bytes({"cut": content[: len(content) // 2], "replaced": content[:-1] + b"x"}.get(harm, content))
+    library.chmod(0o666 if harm == "writable" else 0o700)
+    if harm == "without a digest":
+        library.with_suffix(".sha256").unlink()
+    fresh()
+    assert build.load_library().one() == 1
+    assert capsys.readouterr().err.count("compiled by") == 2 and library.stat().st_mode & 0o777 == 0o700
+    assert len(library.read_bytes()) == len(content)
+
+
 @pytest.mark.parametrize("harm", ["writable", "link"])
 def test_nothing_is_loaded_from_a_folder_that_others_can_write_to(harm, fresh, tmp_path):
     folder = tmp_path / "cache/stackllama"
@@ -97,6 +114,24 @@ def test_nothing_is_loaded_from_a_folder_that_others_can_write_to(harm, fresh, t
         folder.chmod(0o777)
     assert build.load_library() is None and [*folder.iterdir()] == []
     assert "what is loaded from it runs as you. Make it yours (chmod 700)" in build.status()
+
+
+def test_two_processes_that_start_together_compile_once(fresh, monkeypatch, tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"""#!/bin/sh
+[ "$1" = --version ] || {{ echo compiled >> {tmp_path}/compilations; sleep 1; }}
+exec {shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")} "$@"
+""")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    code = (f"import pathlib; from stages.modeling.cpu_kernels import build; build.SOURCES = "
+            f"(pathlib.Path({str(build.SOURCES[0])!r}),); assert build.load_library().one() == 1, build.status()")
+    both = [subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2], stderr=subprocess.PIPE,
+                             text=True) for _ in range(2)]
+    logs = [one.communicate()[1] for one in both]
+    assert [one.returncode for one in both] == [0, 0] and len([*tmp_path.glob("cache/stackllama/*.so")]) == 1
+    assert (tmp_path / "compilations").read_text() == "compiled\n"
+    assert sorted(log.count("cpu_kernels: compiled by") for log in logs) == [0, 1]
 
 
 def test_off_loads_no_library_and_the_manifest_says_what_was_loaded(fresh, tmp_path):

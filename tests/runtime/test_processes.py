@@ -172,6 +172,17 @@ def test_the_number_of_processes_follows_cores_units_and_memory(
     assert os.environ["OMP_NUM_THREADS"] == (cores if driver else "1")
 
 
+@pytest.mark.parametrize(("own", "count", "limit_bytes", "launches"), [
+    (processes.Place(), 2, None, True), (processes.Place(), 1, None, False), (processes.Place(), 1, 1 << 30, True),
+    (processes.Place(is_launched=True), 1, 1 << 30, False), (processes.Place(1, 2), 2, 1 << 30, False)])
+def test_only_the_first_process_launches_others_also_at_a_limit_on_memory(
+    own, count, limit_bytes, launches, monkeypatch
+):
+    """The last case is a rank that torchrun has started."""
+    monkeypatch.setattr(processes, "address_space_limit", lambda: limit_bytes)
+    assert processes.must_launch(count, own) == launches
+
+
 def test_a_stage_of_one_unit_computes_with_all_threads(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     processes.limit_threads("ppo", 1)

@@ -3,6 +3,7 @@
 The compiler is $CXX, or the first of COMPILERS. Without one, torch's own operations compute the same, more slowly.
 """
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -10,14 +11,15 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import CDLL, Structure, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from stages.runtime.files import atomic_path
+from stages.runtime.files import atomic_path, hash_file, write_text
 from stages.runtime.stage_lines import print_line
 
 FOLDER = Path(__file__).parent
@@ -135,13 +137,26 @@ def _compile(compiler: str, version: bytes) -> Path:
     if not _is_private(folder):
         raise OSError(f"{folder} is a link, belongs to another user, or others can write to it: what is loaded from it "
                       f"runs as you. Make it yours (chmod 700), or set XDG_CACHE_HOME")
-    if not library.exists():
-        start = time.monotonic()
-        with atomic_path(library, sync=True) as draft:  # a file that is cut short would kill its process (SIGBUS)
-            _run([compiler, *FLAGS, "-o", str(draft), *map(str, SOURCES)])
-            draft.chmod(0o700)
-        print_line(f"cpu_kernels: compiled by {compiler} in {time.monotonic() - start:.1f} s: {library}")
+    with _lock(folder):  # processes that start together: the first one compiles
+        if not _is_intact(library):
+            start = time.monotonic()
+            with atomic_path(library) as draft:
+                _run([compiler, *FLAGS, "-o", str(draft), *map(str, SOURCES)])
+                draft.chmod(0o700)
+            write_text(_digest_file(library), hash_file(library))
+            print_line(f"cpu_kernels: compiled by {compiler} in {time.monotonic() - start:.1f} s: {library}")
     return library
+
+
+def _is_intact(library: Path) -> bool:
+    """Check that a compiled file is ours, and has the digest that was written when it was compiled.
+
+    Loading a shared object that is cut short kills the process (SIGBUS).
+    """
+    try:
+        return _is_private(library) and _digest_file(library).read_text(encoding="utf-8") == hash_file(library)
+    except (OSError, ValueError):
+        return False
 
 
 def _is_private(path: Path) -> bool:
@@ -151,8 +166,23 @@ def _is_private(path: Path) -> bool:
     return not stat.S_ISLNK(status.st_mode) and status.st_uid == os.geteuid() and not writable_by_others
 
 
+def _digest_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
 def _run(command: list[str]) -> bytes:
     return subprocess.run(command, capture_output=True, check=True, timeout=COMPILE_SECONDS).stdout
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a folder; the kernel releases it if the process dies."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _first_error(failed: subprocess.CalledProcessError) -> str:
