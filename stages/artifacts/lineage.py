@@ -8,7 +8,7 @@ import json
 import os
 import re
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stages.artifacts.artifact import MANIFEST, REQUEST, ArtifactError, artifact_folder, digest, read_manifest
@@ -30,19 +30,13 @@ BROKEN = ("changed", "gone", "not finished", "cannot be read")
 DESCRIPTIONS = {"changed": "has changed", "gone": "is gone", "not finished": f"has no {MANIFEST}"}
 
 
-@dataclass(frozen=True)
-class InputLink:
-    """An input of an artifact as its manifest names it, and whether it is still the same."""
+def check_inputs(record: Record) -> list[dict]:
+    """Compare every input with its digest in the manifest; return {name, path, sha256, verdict} of each source.
 
-    name: str
-    path: str
-    sha256: str | None  # None: it came from a hub
-    verdict: str  # same, not checked (why), or one of BROKEN
-
-
-def check_inputs(record: Record) -> list[InputLink]:
-    """Compare every input with its digest in the manifest; a list or mapping of sources gives a link for each."""
-    return [InputLink(label, path, sha256, _compare(find_input(record.folder, path), sha256, record.folder))
+    sha256: None if it came from a hub. verdict: same, not checked (why), or one of BROKEN.
+    """
+    return [{"name": label, "path": path, "sha256": sha256,
+             "verdict": _compare(find_input(record.folder, path), sha256, record.folder)}
             for label, path, sha256 in _list_sources(record)]
 
 
@@ -76,9 +70,9 @@ def trace_ancestry(record: Record, visited: set[Path] | None = None) -> list[dic
     visited = set() if visited is None else visited
     nodes = []
     for link in check_inputs(record):
-        folder = find_input(record.folder, link.path)
-        broken = link.verdict in BROKEN
-        node = asdict(link) | {"broken": broken, "repeated": not broken and folder.resolve() in visited, "inputs": []}
+        folder = find_input(record.folder, link["path"])
+        broken = link["verdict"] in BROKEN
+        node = link | {"broken": broken, "repeated": not broken and folder.resolve() in visited, "inputs": []}
         if not broken and not node["repeated"] and is_artifact(folder):
             visited.add(folder.resolve())
             node["inputs"] = trace_ancestry(read_record(folder), visited)
@@ -94,8 +88,8 @@ def find_stale_reasons(record: Record, recipe: dict | None = None) -> list[str]:
     """
     if record.state == "replaced":
         return []
-    reasons = [f"its input {link.name}, {link.path}, {DESCRIPTIONS.get(link.verdict, link.verdict)}"
-               for link in check_inputs(record) if link.verdict in BROKEN]
+    reasons = [f"its input {link['name']}, {link['path']}, {DESCRIPTIONS.get(link['verdict'], link['verdict'])}"
+               for link in check_inputs(record) if link["verdict"] in BROKEN]
     return reasons + _changed_settings(record, recipe)
 
 
@@ -134,17 +128,14 @@ def _compare(path: Path, sha256: str | None, artifact: Path) -> str:
     try:
         if not is_artifact(path):
             size_bytes = used_bytes(path)
-            if size_bytes > MAX_HASHED_BYTES and newest_time_ns(path) <= _time_made_ns(artifact):
+            made_ns = max(map(newest_time_ns, (artifact / MANIFEST, artifact / REQUEST)))
+            if size_bytes > MAX_HASHED_BYTES and newest_time_ns(path) <= made_ns:
                 return f"not checked ({format_bytes(size_bytes)}, not newer)"
         return "same" if digest(path) == sha256 else "changed"
     except ArtifactError:
         return "not finished"
     except OSError:
         return "cannot be read"
-
-
-def _time_made_ns(artifact: Path) -> int:
-    return max(map(newest_time_ns, (artifact / MANIFEST, artifact / REQUEST)))
 
 
 def _changed_settings(record: Record, recipe: dict | None) -> list[str]:

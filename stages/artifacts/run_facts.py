@@ -203,9 +203,9 @@ def _list_code_and_inputs(run: Run) -> dict:
     if not is_artifact(run.folder):
         return {}
     [record] = run.artifacts.values()
-    links = check_inputs(record)
     return {**{key: record.manifest[key] for key in CODE_KEYS if key in record.manifest},
-            **{f"input {link.name}": (link.sha256 or link.path)[:DIGEST_CHARACTERS] for link in links}}
+            **{f"input {link['name']}": (link["sha256"] or link["path"])[:DIGEST_CHARACTERS]
+               for link in check_inputs(record)}}
 
 
 def _compare_numbers(runs: list[Run]) -> Table:

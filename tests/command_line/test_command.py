@@ -341,7 +341,7 @@ def test_inputs_by_name_are_parsed_identified_and_listed(tmp_path):
     inputs = json.loads((tmp_path / "out" / "manifest.json").read_text())["inputs"]
     assert made == [folders] and inputs["policy"]["ppo"].keys() == {"path", "sha256"}
     links = lineage.check_inputs(read_record(tmp_path / "out"))
-    assert [(link.name, link.verdict) for link in links] == [("policy.ppo", "same"), ("policy.my-dpo_2", "same")]
+    assert [(link["name"], link["verdict"]) for link in links] == [("policy.ppo", "same"), ("policy.my-dpo_2", "same")]
 
 
 @pytest.mark.parametrize(("items", "says"), [
