@@ -27,9 +27,9 @@ from stages.evaluation.reward_model_check import check_reward_models
 from stages.evaluation.statistics import bootstrap_mean
 from stages.generation.best_of_n import measure_optimum
 from stages.generation.prompts import Prompts, draw_prompts
-from stages.modeling import families, torch_setup
-from stages.modeling.load import check_whole_model, load_causal
-from stages.modeling.tokenizer import load_tokenizer
+from stages.modeling import families
+from stages.modeling.load import load_causal
+from stages.modeling.tokenizer import prepare_tokenizer
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.rejection_sampling import BestOfN
 from stages.rejection_sampling.candidates import CandidateSettings, build_sampler, measure_best_of_n, write_samples
@@ -50,11 +50,9 @@ def run(config: BestOfN, out: Path, *, policy: Path, reward: Path, pairs: Path, 
 
     policy: the model that is sampled, merged. reward: the merged reward model.
     """
-    check_whole_model(policy)
+    tokenizer = prepare_tokenizer(policy)
     measured = checked_models.load_held_out_accuracies([entry.source for entry in config.rewards], reward)
     shortfalls = check_reward_models(measured, config.require_reward, _say, "best_of_n")
-    torch_setup.prepare()
-    tokenizer = load_tokenizer(policy)
     prompts = _select_prompts(config, pairs, tokenizer)
     longest_tokens = config.max_prompt_tokens + config.max_response_tokens
     sampler = build_sampler(

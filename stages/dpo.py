@@ -20,10 +20,8 @@ from stages.artifacts.artifact import RunContext
 from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.pair_accuracy import HeldOutPairs, draw_held_out_pairs
-from stages.modeling import torch_setup
-from stages.modeling.load import check_whole_model
 from stages.modeling.pretrained import save_adapter, save_model
-from stages.modeling.tokenizer import load_tokenizer
+from stages.modeling.tokenizer import prepare_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
 from stages.preference.logprobs import collate_rows
 from stages.preference.loss import PreferenceLoss
@@ -46,9 +44,7 @@ def run(config: Dpo, out: Path, *, policy: Path, pairs: Path, context: RunContex
         ) -> dict[str, float]:
     """Fill `out` with a PEFT adapter or the whole model, the tokenizer, startup.json, the reference's log-probabilities
     and the series history and samples .jsonl; return the metrics of the manifest."""
-    check_whole_model(policy)
-    torch_setup.prepare()
-    tokenizer = load_tokenizer(policy)
+    tokenizer = prepare_tokenizer(policy)
     parts, limit = PairSplit.open(pairs, SPLIT, config.validation_share), config.max_length_tokens
     training, dropped = parts.training_examples(
         tokenizer, max_length_tokens=limit, max_pairs=config.train_pairs, by_question=config.batching == "question")

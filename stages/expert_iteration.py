@@ -22,11 +22,10 @@ from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.reward_model_check import check_reward_models
 from stages.generation.prompts import Prompts, draw_prompts, split_prompts
-from stages.modeling import torch_setup
 from stages.modeling.adapters import active_adapter
-from stages.modeling.load import check_whole_model, load_causal
+from stages.modeling.load import load_causal
 from stages.modeling.pretrained import save_adapter, save_model
-from stages.modeling.tokenizer import load_tokenizer
+from stages.modeling.tokenizer import prepare_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.rejection_sampling import ExpertIteration
@@ -51,11 +50,9 @@ def run(config: ExpertIteration, out: Path, *, policy: Path, reward: Path, pairs
 
     policy: the SFT model, merged. reward: the merged reward model.
     """
-    check_whole_model(policy)
+    tokenizer = prepare_tokenizer(policy)
     measured = checked_models.load_held_out_accuracies([entry.source for entry in config.rewards], reward)
     shortfalls = check_reward_models(measured, config.require_reward, _say, "expert_iteration")
-    torch_setup.prepare()
-    tokenizer = load_tokenizer(policy)
     prompts, validation = load_prompts(config, pairs, tokenizer)
     longest_tokens = config.max_prompt_tokens + config.max_response_tokens
     model = load_trainable_causal(

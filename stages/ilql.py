@@ -23,11 +23,9 @@ from stages.artifacts.artifact import RunContext
 from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.generation.sampler import sample
-from stages.modeling import torch_setup
-from stages.modeling.load import check_whole_model
 from stages.modeling.pretrained import save_adapter, save_model
 from stages.modeling.q_heads import save_q_heads
-from stages.modeling.tokenizer import load_tokenizer
+from stages.modeling.tokenizer import prepare_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
 from stages.offline_rl.dataset import ScoredAnswer, collate_answers, measure_scale, normalise_rewards, tokenize_answers
 from stages.offline_rl.losses import PREFIX, LossSettings, measure_answers, token_losses, total_loss
@@ -55,9 +53,7 @@ SAMPLE_TOKENS = 96  # length limit of a sampled answer
 def run(config: Ilql, out: Path, *, policy: Path, pairs: Path, context: RunContext | None = None) -> dict[str, float]:
     """Fill `out` with a PEFT adapter (or the whole model), q_heads.safetensors and .json, the tokenizer, and the series
     history and samples .jsonl."""
-    check_whole_model(policy)
-    torch_setup.prepare()
-    tokenizer = load_tokenizer(policy)
+    tokenizer = prepare_tokenizer(policy)
     held_out = first_question_keys(pairs, SPLIT, VALIDATION_SHARE, config.validation_questions)
     training, validation, (mean, std), dropped = load_answers(config, tokenizer, pairs, held_out)
     learner = load_learner(config, policy, tokenizer)

@@ -38,10 +38,10 @@ from stages.evaluation.pair_accuracy import (
 )
 from stages.evaluation.policy_answers import sample_answers
 from stages.evaluation.statistics import bootstrap_mean, pair_wins
-from stages.modeling import families, lora, torch_setup
-from stages.modeling.load import check_whole_model, load_causal
+from stages.modeling import families, lora
+from stages.modeling.load import load_causal
 from stages.modeling.pretrained import save_adapter, save_model
-from stages.modeling.tokenizer import load_tokenizer
+from stages.modeling.tokenizer import prepare_tokenizer
 from stages.modeling.trainable import PlainOutputs, check_trained_model, plain_outputs, shard_layers
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.reward import Reward
@@ -97,9 +97,7 @@ def run(config: Reward, out: Path, *, base: Path, pairs: Path, context: RunConte
 def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: RunContext | None, *, stage: str,
                   split: str) -> dict[str, float]:
     """Do the work of `run` for a stage that trains reward models on one split of the pairs."""
-    check_whole_model(base)
-    torch_setup.prepare()
-    tokenizer = load_tokenizer(base)
+    tokenizer = prepare_tokenizer(base)
     data = load_data(config, tokenizer, base, pairs, split)
     if data.sampled:
         sampled_pairs.write_sampled_pairs(out / sampled_pairs.SAMPLED_PAIRS, data.sampled, tokenizer)

@@ -27,11 +27,10 @@ from stages.finetuning.packing import PackedBlocks, collate_blocks, summed_lm_lo
 from stages.finetuning.token_store import TokenizedDocuments, write_documents
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample
-from stages.modeling import torch_setup
-from stages.modeling.load import autocast, check_whole_model
+from stages.modeling.load import autocast
 from stages.modeling.packed import token_logprobs
 from stages.modeling.pretrained import save_adapter, save_model
-from stages.modeling.tokenizer import load_tokenizer
+from stages.modeling.tokenizer import prepare_tokenizer
 from stages.modeling.trainable import TrainableSettings, load_trainable_causal
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.sft import Sft
@@ -55,9 +54,7 @@ DOCUMENTS = "documents.arrow"
 
 def run(config: Sft, out: Path, *, base: Path, pairs: Path, context: RunContext | None = None) -> dict[str, float]:
     """Fill `out` with a PEFT adapter (or the whole model), the tokenizer, history.jsonl and samples.jsonl."""
-    check_whole_model(base)
-    torch_setup.prepare()
-    tokenizer = load_tokenizer(base)
+    tokenizer = prepare_tokenizer(base)
     held_out = first_question_keys(pairs, "finetune", VALIDATION_SHARE, config.validation_questions)
     documents = tokenize_documents(config, out, tokenizer, pairs, held_out)
     order = np.random.default_rng(config.seed).permutation(len(documents))

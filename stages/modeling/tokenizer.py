@@ -4,6 +4,9 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from stages.model_files.loadable import check_whole_model
+from stages.modeling import torch_setup
+
 PAD = "<pad>"
 
 
@@ -19,6 +22,16 @@ def load_tokenizer(folder: Path | str) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id, tokenizer.bos_token_id):
         tokenizer.add_special_tokens({"pad_token": PAD})
     return tokenizer
+
+
+def prepare_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Set up torch, and load the tokenizer of the model that a program starts from.
+
+    Raises ValueError at once if the folder holds no whole model.
+    """
+    check_whole_model(folder)
+    torch_setup.prepare()
+    return load_tokenizer(folder)
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:

@@ -64,7 +64,7 @@ def test_it_learns_and_leaves_nothing_but_the_artifact(trained):
 
 
 def test_each_answer_is_read_once_and_scores_are_normalised(inputs):
-    tokenizer = ilql.load_tokenizer(inputs["policy"])
+    tokenizer = ilql.prepare_tokenizer(inputs["policy"])
     training, validation, scale, _ = ilql.load_answers(CONFIG, tokenizer, inputs["pairs"], set())
     texts = {(row["qid"], row[side]): row[f"score_{side[-1]}"] for row in ilql.read_first_rows(
         inputs["pairs"], "reward", ilql.first_question_keys(inputs["pairs"], "reward", 1.0, 1000))
