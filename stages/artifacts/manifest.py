@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.artifacts.artifact import MANIFEST, OLD, PARTIAL, REQUEST, TRACEBACK, ArtifactError, find_damaged_files
-from stages.runtime.files import hash_files, read_json_object, write_json
+from stages.runtime.files import hash_files, read_json_object, read_last_lines, write_json
 
 VERIFIED = "verified.json"  # in the run's logs/
 SET_ASIDE = re.compile(r".+\.set-aside-\d+")
@@ -110,12 +110,8 @@ def _state(folder: Path, finished: bool, readable: bool) -> str:
 
 def _last_error(folder: Path) -> list[str]:
     """Return the last line of the traceback that a failed stage left."""
-    try:
-        lines = (folder / TRACEBACK).read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
-        return []
-    last_line = next((line for line in reversed(lines) if line.strip()), "no reason given")
-    return [f"its last attempt failed: {last_line}"]
+    lines = read_last_lines(folder / TRACEBACK) or ["no reason given"]
+    return [f"its last attempt failed: {lines[-1]}"] if (folder / TRACEBACK).is_file() else []
 
 
 def verify_artifacts(folders: list[Path], logs: Path, *, always: bool = False) -> None:

@@ -18,11 +18,11 @@ from stages.artifacts.manifest import read_record
 from stages.artifacts.run_facts import last_write_time
 from stages.model_files.safetensors_header import read_header
 from stages.render.terminal import truncate_value
+from stages.runtime.files import read_last_lines
 
 CHECKPOINT = re.compile(r"(.*)/checkpoint-(\d+)/")
 HISTORY, SAMPLES = "history.jsonl", "samples.jsonl"
 COUNTERS = ("iteration", "step", "epoch")
-TAIL_BYTES = 256 << 10
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 SAMPLE_ROWS = 1000
 HEAD_ROWS = 2
@@ -39,18 +39,11 @@ def describe_artifact(folder: Path) -> dict[str, Any]:
 
 
 def read_last_rows(path: Path, problems: list[str] | None = None) -> list[dict]:
-    """Return the rows of a series (JSONL) within its last TAIL_BYTES, oldest first; [] without one.
+    """Return the last rows of a series (JSONL), oldest first; [] without one.
 
     A last line without its end is being written at this moment, or was when the machine went down: it is a problem.
     """
-    try:
-        with open(path, "rb") as stream:
-            begin = max(0, stream.seek(0, 2) - TAIL_BYTES)
-            stream.seek(begin)
-            lines = stream.read(TAIL_BYTES).split(b"\n")[1 if begin else 0:]
-    except OSError:
-        return []
-    rows = [_parse_row(line) for line in lines if line.strip()]
+    rows = list(map(_parse_row, read_last_lines(path)))
     if None in rows and problems is not None:
         problems.append(f"{path.name}: {rows.count(None)} lines at its end are no rows")
     return [row for row in rows if row is not None]
@@ -131,7 +124,7 @@ def _find_latest(rows: list[dict]) -> dict[str, dict[str, Any]]:
     return latest
 
 
-def _parse_row(line: bytes) -> dict | None:
+def _parse_row(line: str) -> dict | None:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

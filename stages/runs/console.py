@@ -18,7 +18,7 @@ from stages.recipe.recipe import Recipe, read_mapping
 from stages.recipe.schema import SettingsError, complete_settings, result_settings
 from stages.render.terminal import escape_controls
 from stages.render.units import format_duration
-from stages.runtime.files import read_json_object
+from stages.runtime.files import read_json_object, read_last_lines
 from stages.runtime.stage_lines import export_plan
 
 PAIRS, SHARES = "pairs", "pairs-shares"
@@ -32,7 +32,6 @@ SUMMARIES = ("Exiting because a job execution failed", "WorkflowError:\nAt least
 # Not srun's, which only says that a stage has ended.
 ERROR_LINE = re.compile(r"(?:\[\d+/\d+[^]]*\] )?(?!srun:)[\w-]+: error: (.+)")
 STOP_LINE = re.compile(r"(?:\[\d+/\d+[^]]*\] )?[\w-]+: (stopped by SIG\w+.*)")
-TAIL_BYTES = 1 << 16
 
 
 class Console(logging.Filter):
@@ -70,7 +69,7 @@ class Console(logging.Filter):
                 for log, rule in self.failed.items()]
 
     def _find_cause(self, log: Path) -> str:
-        lines = _read_new_lines(log, self.log_sizes.get(log, 0))
+        lines = read_last_lines(log, self.log_sizes.get(log, 0))
         for line in reversed(lines):
             if match := ERROR_LINE.fullmatch(line) or STOP_LINE.fullmatch(line):
                 return escape_controls(match[1])
@@ -130,18 +129,6 @@ def _find_terminal() -> str | None:
         return os.ttyname(sys.stdout.fileno())
     except (OSError, ValueError):  # a file, a pipe, or a terminal of another container
         return None
-
-
-def _read_new_lines(log: Path, start: int) -> list[str]:
-    """Read the lines at the end of a log that were written after its first `start` bytes, without empty ones."""
-    try:
-        with open(log, "rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            stream.seek(max(start, size - TAIL_BYTES) if start <= size else max(0, size - TAIL_BYTES))
-            text = stream.read().decode("utf-8", errors="replace")
-    except OSError:
-        return []
-    return [line.rstrip() for line in text.split("\n") if line.strip()]
 
 
 def estimate_seconds(recipe: Recipe, folders: Iterable[Path]) -> dict[str, float | None]:

@@ -18,6 +18,7 @@ from stages.render.units import format_bytes
 
 PARTIAL = ".partial"  # end of the name of the folder of an unfinished artifact
 HASHING_THREADS = 4
+TAIL_BYTES = 256 << 10
 DIGEST_CHARACTERS = 12  # of a SHA-256, where it is abbreviated
 
 
@@ -76,6 +77,22 @@ def read_json_object(path: Path, problems: list[str] | None = None) -> dict | No
     if problems is not None:
         problems.append(f"{path.name} {problem}")
     return None
+
+
+def read_last_lines(path: Path, start: int = 0) -> list[str]:
+    """Read the whole lines within the last TAIL_BYTES of a text file, without empty ones; none if it cannot be read.
+
+    start: of the first byte that counts; a shorter file has been written anew, and all of it counts.
+    """
+    try:
+        with open(path, "rb") as stream:
+            size = stream.seek(0, 2)
+            start = start if start <= size else 0
+            begin = stream.seek(max(start, size - TAIL_BYTES))
+            lines = stream.read().decode("utf-8", errors="replace").split("\n")[1 if begin > start else 0:]
+    except OSError:
+        return []
+    return [line.rstrip() for line in lines if line.strip()]
 
 
 def list_files(path: Path) -> list[Path]:

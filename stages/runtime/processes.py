@@ -28,7 +28,7 @@ from pathlib import Path
 from stages.recipe.algorithms import ALGORITHMS
 from stages.render.units import format_bytes
 from stages.runtime import stopping
-from stages.runtime.files import link_or_copy
+from stages.runtime.files import link_or_copy, read_last_lines
 
 # What torchrun and launchers of MPI set. accelerate and Transformers would split the data again if they saw it.
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
@@ -270,8 +270,7 @@ def _describe_end(rank: int, status: int, count: int, log: Path) -> str:
                     f"command continues")
         cause = " (as happens when memory runs out)" if name in ("SIGKILL", "SIGABRT") else ""
         return f"the process of rank {rank}, one of {count}, was ended by {name}{cause}; the same command continues"
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-    said = next((line for line in reversed(lines) if line.strip()), f"exit status {status}")
+    said = next(reversed(read_last_lines(log)), f"exit status {status}")
     return f"the process of rank {rank}, one of {count}, failed: {said} ({log})"
 
 

@@ -19,6 +19,7 @@ from stages.artifacts import lineage
 from stages.artifacts.artifact import MANIFEST, REQUEST, build, digest, publish
 from stages.inspection import artifact_facts
 from stages.render.terminal import page_width
+from stages.runtime import files
 from stages.runtime.files import write_json
 
 ROOT = Path(__file__).parents[2]
@@ -272,7 +273,7 @@ def test_tables_are_described_by_their_first_rows(begun, capsys, monkeypatch):
 
 def test_the_end_of_a_long_series_is_read_alone(tmp_path, monkeypatch):
     (tmp_path / "s.jsonl").write_text("not a row\n" + "".join(f'{{"step": {n}}}\n' for n in range(100)) + '{"step": 1')
-    monkeypatch.setattr(artifact_facts, "TAIL_BYTES", 60)
+    monkeypatch.setattr(files, "TAIL_BYTES", 60)
     rows = artifact_facts.read_last_rows(tmp_path / "s.jsonl", problems := [])
     assert [row["step"] for row in rows] == [97, 98, 99] and problems == ["s.jsonl: 1 lines at its end are no rows"]
 
