@@ -17,7 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stages.artifacts.artifact import RunContext
-from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.pair_accuracy import HeldOutPairs, draw_held_out_pairs
 from stages.modeling.pretrained import save_adapter, save_model
@@ -56,7 +55,7 @@ def run(config: Dpo, out: Path, *, policy: Path, pairs: Path, context: RunContex
     with open_logger(config.log_to, out, "dpo", context, asdict(config)) as logger:
         history = train_policy(config, out, model, training, validation, logger)
     (save_adapter if config.tune == "lora" else save_model)(model, tokenizer, out)
-    write_adapter_cards(out, find_origin(policy, pairs))
+    write_adapter_cards(out, policy, pairs)
     remove_checkpoints(out)
     return {"pairs": sum(len(example.pairs) for example in training),
             "answers": sum(len(example.answers) for example in training), "dropped_over_length": dropped,

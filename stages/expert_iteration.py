@@ -18,7 +18,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from stages.artifacts.artifact import RunContext
-from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.reward_model_check import check_reward_models
 from stages.generation.prompts import Prompts, draw_prompts, split_prompts
@@ -75,7 +74,7 @@ def run(config: ExpertIteration, out: Path, *, policy: Path, reward: Path, pairs
             tokenizer=tokenizer, logger=logger, out=out, say=_say)
         loop.run()
     (save_adapter if config.tune == "lora" else save_model)(model, tokenizer, out)
-    write_adapter_cards(out, find_origin(policy, pairs))
+    write_adapter_cards(out, policy, pairs)
     checkpoint.delete_checkpoints(out)
     return {
         "best_round": loop.best["round"], "rounds": loop.round, "stopped_early": loop.stopped_early,

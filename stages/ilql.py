@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 
 from stages.artifacts.artifact import RunContext
-from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.generation.sampler import sample
 from stages.modeling.pretrained import save_adapter, save_model
@@ -70,7 +69,7 @@ def run(config: Ilql, out: Path, *, policy: Path, pairs: Path, context: RunConte
             lambda step: synchronise_targets(config, learner, step))
     (save_adapter if config.tune == "lora" else save_model)(learner.model, tokenizer, out)
     save_q_heads(learner.heads.sampling_heads(config.sampling_beta), out)
-    write_adapter_cards(out, find_origin(policy, pairs))
+    write_adapter_cards(out, policy, pairs)
     remove_checkpoints(out)
     return {"answers": len(training), "tokens": sum(len(row.answer) for row in training),
             "dropped_over_length": dropped, "validation_answers": len(validation), "score_mean": mean,

@@ -23,7 +23,6 @@ from typing import Literal
 import torch
 
 from stages.artifacts.artifact import RunContext, read_manifest
-from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.reward_model_check import check_reward_models
 from stages.generation.prompts import draw_prompts, split_prompts
@@ -147,7 +146,7 @@ def train_policy(
     trainer.policy.save(out, tokenizer)
     if config.prompt_template != "question":
         save_chat_template(tokenizer, out, own_template)
-    write_adapter_cards(out, find_origin(inputs.policy, inputs.pairs))
+    write_adapter_cards(out, inputs.policy, inputs.pairs)
     checkpoint.delete_checkpoints(out)
     return {
         "best_iteration": loop.best["iteration"],

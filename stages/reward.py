@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from stages.artifacts.artifact import RunContext
-from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.evaluation.pair_accuracy import (
     HeldOutPairs,
@@ -112,7 +111,7 @@ def train_members(config: Reward, out: Path, base: Path, pairs: Path, context: R
                 train_member(settings, folder, base, plain, tokenizer, data, logs)
         remove_checkpoints(folder)
         metrics.append(best_validation(folder))
-    write_adapter_cards(out, find_origin(base, pairs))
+    write_adapter_cards(out, base, pairs)
     return {
         "pairs": sum(len(e.pairs) for e in data.training), "answers": sum(len(e.answers) for e in data.training),
         **({"sampled_pairs": sum(map(len, data.sampled.values()))} if data.sampled else {}),

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from stages.artifacts.artifact import RunContext
-from stages.artifacts.lineage import find_origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.finetuning.packing import PackedBlocks, collate_blocks, summed_lm_loss
 from stages.finetuning.token_store import TokenizedDocuments, write_documents
@@ -70,7 +69,7 @@ def run(config: Sft, out: Path, *, base: Path, pairs: Path, context: RunContext 
             TrainerSettings.from_section(config, **sizes, schedule="cosine"), out, "sft",
             validation.evaluation() if validation.rows else None, logger)
     (save_adapter if config.tune == "lora" else save_model)(model, tokenizer, out)
-    write_adapter_cards(out, find_origin(base, pairs))
+    write_adapter_cards(out, base, pairs)
     remove_checkpoints(out)
     (out / DOCUMENTS).unlink()
     return {"documents": len(documents), "tokens": int(documents.lengths.sum()), "blocks": len(blocks),

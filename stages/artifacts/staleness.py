@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from stages.artifacts.artifact import MANIFEST, artifact_folder
 from stages.artifacts.lineage import RECIPE, SEED_FOLDER, find_stale_reasons, locate_inputs, newest_time_ns
@@ -24,7 +23,7 @@ POOLED = ("pool_seeds", "frontier")  # stages that report on several seeds
 LOCK = ".lock"  # of the run
 
 
-def align_times(run: Path, recipe: Recipe, seeded: Mapping[Path, Recipe] = MappingProxyType({})) -> list[str]:
+def align_times(run: Path, recipe: Recipe, seeded: Mapping[Path, Recipe] | None = None) -> list[str]:
     """Set the times of the manifests in a run's folder; return why artifacts are stale, one line each.
 
     Nothing is changed while another process is at work on the run.
@@ -34,7 +33,7 @@ def align_times(run: Path, recipe: Recipe, seeded: Mapping[Path, Recipe] = Mappi
     """
     if _is_locked(run):
         return []
-    settings = {folder.resolve(): to_dict(resolved) for folder, resolved in {run: recipe, **seeded}.items()}
+    settings = {folder.resolve(): to_dict(resolved) for folder, resolved in {run: recipe, **(seeded or {})}.items()}
     aligner = _Aligner(run.resolve(), settings)
     for folder in (artifact for part in settings for artifact in list_finished(part)):
         aligner.align(folder)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from stages.artifacts.lineage import Origin
+from stages.artifacts.lineage import find_origin
 from stages.cards.sections import CARD, MAX_LABEL_CHARACTERS, format_section, origin_metadata
 from stages.render.markdown_tables import escape_cell
 from stages.runtime.files import write_text
@@ -22,8 +22,12 @@ TASKS = {"CAUSAL_LM": ("AutoModelForCausalLM", "", "text-generation"),
          "SEQ_CLS": ("AutoModelForSequenceClassification", ", num_labels=1", "text-classification")}
 
 
-def write_adapter_cards(folder: Path, origin: Origin) -> None:
-    """Write the cards of an adapter and of those in its folder (a value function, further members)."""
+def write_adapter_cards(folder: Path, base: Path, pairs: Path | None) -> None:
+    """Write the cards of an adapter and of those in its folder (a value function, further members).
+
+    base: the model that it was trained on. pairs: that it learnt from; None: others.
+    """
+    origin = find_origin(base, pairs)
     configs = [path for path in sorted(folder.rglob(CONFIG)) if CHECKPOINTS not in path.relative_to(folder).parts]
     for path in configs:
         card = ModelCard(_render_card(json.loads(path.read_text(encoding="utf-8"))))

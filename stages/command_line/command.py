@@ -123,16 +123,14 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
     verify_artifacts([Path(source["path"]) for source in sources.values()], out.parent / "logs", always=verify)
     with artifact.build(out, request, digest_code()) as folder, follow(out):
         result = artifact.load_result(folder)
+        start = time.monotonic()  # imports, of torch above all, are part of what a stage costs
+        processes.remove_private_copies(folder)
+        processes.share_folder(folder if result is None else None)
         if result is None:
-            start = time.monotonic()  # imports, of torch above all, are part of what a stage costs
-            processes.remove_private_copies(folder)
-            processes.share_folder(folder)
             metrics = fill(folder)
             seconds = round(time.monotonic() - start, 2)
             result = {"metrics": metrics, "seconds": seconds} | describe_environment()
             artifact.save_result(folder, result)
-        else:
-            processes.share_folder(None)
         old = artifact.publish(folder, out, request | result)
     numbers = "".join(f", {name} {value:.4g}" for name, value in headline_metrics(result["metrics"]))
     print_line(f"{stage}: {out} made in {result['seconds']:.0f} s{numbers}")

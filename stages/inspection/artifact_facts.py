@@ -145,19 +145,14 @@ def read_table_facts(name: str, files: dict[Path, int], problems: list[str]) -> 
             with pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20) as table:  # reads pages, not row groups
                 facts["rows"] += table.metadata.num_rows
                 schema = schema or table.schema_arrow
-                sample = sample or _read_sample(table)
+                batches = table.iter_batches(batch_size=SAMPLE_ROWS, use_threads=False)
+                sample = sample or next((batch.to_pylist() for batch in batches), [])
         except (pa.ArrowException, OSError, ValueError) as error:
             problems.append(f"{file.name} cannot be read: {error}")
     return facts | {
         "sample_rows": len(sample),
         "columns": [_describe_column(field, [row[field.name] for row in sample]) for field in schema],
         "head": [{key: truncate_value(value) for key, value in row.items()} for row in sample[:HEAD_ROWS]]}
-
-
-def _read_sample(table: pq.ParquetFile) -> list[dict]:
-    """Read at most SAMPLE_ROWS rows."""
-    batches = table.iter_batches(batch_size=SAMPLE_ROWS, use_threads=False)
-    return next((batch.to_pylist() for batch in batches), [])
 
 
 def _describe_column(field: pa.Field, values: list) -> dict:

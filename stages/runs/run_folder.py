@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import yaml
 
@@ -161,7 +160,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def start_run(recipe: Recipe, forced: Sequence[str] = (), seeded: Mapping[Path, Recipe] = MappingProxyType({})
+def start_run(recipe: Recipe, forced: Sequence[str] = (), seeded: Mapping[Path, Recipe] | None = None
               ) -> None:
     """Lock the run's folder until this process ends, write the resolved recipe into it, and prepare its artifacts.
 
@@ -175,7 +174,7 @@ def start_run(recipe: Recipe, forced: Sequence[str] = (), seeded: Mapping[Path, 
         lock = open(folder / LOCK, "w")  # noqa: SIM115
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _open_locks.append(lock)
-        for run, resolved in {folder: recipe, **seeded}.items():
+        for run, resolved in {folder: recipe, **(seeded or {})}.items():
             write_recipe(run / "recipe.yaml", resolved)
         for manifest in (path for path in map(Path, forced) if path.name == artifact.MANIFEST):
             artifact.force(manifest.parent)

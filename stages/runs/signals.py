@@ -10,8 +10,6 @@ import threading
 from contextlib import suppress
 from types import TracebackType
 
-_print_error = sys.__excepthook__
-
 
 def report_interrupts() -> None:
     """Print one line and no traceback for a Ctrl-C that nothing handles, as while Snakemake reads the workflow."""
@@ -22,7 +20,7 @@ def _print_interrupt(kind: type[BaseException], error: BaseException, traceback:
     if issubclass(kind, KeyboardInterrupt):
         print("snakemake: stopped by SIGINT: the same command continues", file=sys.stderr)
     else:
-        _print_error(kind, error, traceback)
+        sys.__excepthook__(kind, error, traceback)
 
 
 def forward_to_stages() -> None:

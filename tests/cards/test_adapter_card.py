@@ -7,7 +7,6 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from stages.artifacts.lineage import Origin
 from stages.cards.adapter_card import write_adapter_cards
 from stages.modeling import lora
 from stages.modeling.load import load_causal, load_pretrained
@@ -29,7 +28,7 @@ def test_its_code_loads_the_adapter_that_was_saved(scorer, tmp_path):
             if parameter.requires_grad:
                 parameter.add_(0.1)
     save_adapter(model, load_tokenizer(base), tmp_path / "adapter")
-    write_adapter_cards(tmp_path / "adapter", Origin())
+    write_adapter_cards(tmp_path / "adapter", base, None)
     card = ModelCard.load(tmp_path / "adapter/README.md")
     assert card.data.library_name == "peft" and card.data.base_model is None
     assert card.data.pipeline_tag == ("text-classification" if scorer else "text-generation")

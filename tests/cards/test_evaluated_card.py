@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from stages import report
 from stages.artifacts.artifact import digest
 from stages.artifacts.lineage import Origin, find_hub_datasets, find_pretrained
-from stages.cards.adapter_card import write_adapter_cards
+from stages.cards import adapter_card
 from stages.cards.evaluated_card import render_evaluated_card
 from stages.cards.model_card import MergedModel, render_model_card
 from stages.cards.sections import CARD, origin_metadata
@@ -99,13 +99,18 @@ def test_metadata_say_what_is_known(origin, expected):
     assert origin_metadata(origin) == expected
 
 
-def test_the_cards_of_an_adapter_get_the_origin(tmp_path):
+def write_adapter_cards(folder, origin, monkeypatch):
+    monkeypatch.setattr(adapter_card, "find_origin", lambda base, pairs: origin)
+    adapter_card.write_adapter_cards(folder, folder / "base", folder / "pairs")
+
+
+def test_the_cards_of_an_adapter_get_the_origin(tmp_path, monkeypatch):
     for folder in (tmp_path, tmp_path / "value"):
         folder.mkdir(exist_ok=True)
         (folder / "adapter_config.json").write_text(json.dumps(ADAPTER))
     (tmp_path / "checkpoints" / "checkpoint-1").mkdir(parents=True)
     (tmp_path / "checkpoints" / "checkpoint-1" / "adapter_config.json").write_text("{}")  # sealed, without a card
-    write_adapter_cards(tmp_path, Origin("scratch", PAIRS, ["owner/set"]))
+    write_adapter_cards(tmp_path, Origin("scratch", PAIRS, ["owner/set"]), monkeypatch)
     for folder in (tmp_path, tmp_path / "value"):
         card = ModelCard.load(folder / CARD)
         assert (card.data.license, card.data.language, card.data.datasets, card.data.library_name) == (
@@ -113,9 +118,9 @@ def test_the_cards_of_an_adapter_get_the_origin(tmp_path):
         assert card.text.strip().startswith("# A LoRA adapter of rank 4") and "## Base" not in card.text
 
 
-def test_an_adapters_card_says_where_a_converted_base_is_from(tmp_path):
+def test_an_adapters_card_says_where_a_converted_base_is_from(tmp_path, monkeypatch):
     (tmp_path / "adapter_config.json").write_text(json.dumps(ADAPTER))
-    write_adapter_cards(tmp_path, Origin("folder", provenance=PROVENANCE))
+    write_adapter_cards(tmp_path, Origin("folder", provenance=PROVENANCE), monkeypatch)
     text = (tmp_path / CARD).read_text()
     for part in ("## Base", "owner/chat-model", "licence apache-2.0", "tuned for chat before", "rounded to 4 bits"):
         assert part in text.replace("&#45;", "-").replace("&#46;", "."), part
