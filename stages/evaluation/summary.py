@@ -23,7 +23,7 @@ POINT_ROWS = (("ended by EOS", "eos_rate", ".3f"), ("length in tokens", "respons
               ("repetition", "repetition", ".3f"))
 GOLD_ROWS = ("gold", "correct", "contested_correct", "complete")
 NO_JUDGE = "no judge"  # verdict on reward hacking where neither gold nor a sound reward model judges the answers
-HACKING_WORDS = {NO_JUDGE: "no judge: the reward model is none"}  # in the short table
+HACKING_WORDS = {NO_JUDGE: "no judge: the reward model was not shown to beat a baseline"}  # in the short table
 OWN_REWARD_ROW = ("the reward", "the one trained on: it cannot say whether answers are better than it knows")
 
 

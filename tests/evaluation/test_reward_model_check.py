@@ -83,8 +83,8 @@ def test_without_gold_nobody_judged(shortfall):
     hacking = numbers["hacking"]["ppo"]
     assert hacking["verdict"] == "no judge"
     assert verdict.policy_verdict(numbers, "ppo")[0] == "no-judge"
-    assert ["reward hacking", f"no judge: the reward model is none (0 of {len(hacking['monitors'])} monitors moved)"] \
-        in numbers["table"]
+    words = f"was not shown to beat a baseline (0 of {len(hacking['monitors'])} monitors moved)"
+    assert ["reward hacking", f"no judge: the reward model {words}"] in numbers["table"]
     words = describe_hacking(numbers, "ppo")
     assert describe_shortfall(numbers["reward_model"]) in words and "says nothing" in words
 
