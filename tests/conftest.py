@@ -4,11 +4,13 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
 from stages.runtime.environment import let_idle_threads_sleep
 
+ROOT = Path(__file__).parents[1]
 let_idle_threads_sleep()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a script, also by children
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise under nohup
@@ -44,6 +46,15 @@ def libraries_without_garbage_collection():
     """Leave what is loaded by now out of garbage collections: a stage has several, and each would take 0.4 s."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def snakemake_forks(library_forks):
+    """A process that has imported Snakemake and this project, for command lines in any folder with its Snakefile."""
+    from tests.helpers.snakemake_runs import SnakemakeForks
+
+    with SnakemakeForks(ROOT, os.environ | {"HF_HUB_OFFLINE": "1"}, library_forks.shims) as forks:
+        yield forks
 
 
 @pytest.fixture(scope="session")

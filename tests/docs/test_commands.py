@@ -24,7 +24,6 @@ from stages.runs import snakemake_words
 from stages.runs.run_folder import resolve_recipe
 from tests.helpers.base_files import write_base
 from tests.helpers.documentation import ROOT, Command, read_blocks, read_code_spans, read_commands
-from tests.helpers.snakemake_runs import run_snakemake
 
 COMMANDS = read_commands()
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -107,9 +106,9 @@ def test_blocks_name_their_language():
 
 
 @pytest.fixture(scope="module")
-def dry_runs(checkout) -> dict[Command, tuple[int, str]]:
-    words = [[*local(command.words[1:]), "-n", "--quiet"] for command in PLANNED]
-    return dict(zip(PLANNED, ((run.code, run.text) for run in run_snakemake(words, checkout)), strict=True))
+def dry_runs(checkout, snakemake_forks) -> dict[Command, tuple[int, str]]:
+    runs = {command: snakemake_forks.run([*local(command.words[1:]), "-n", "--quiet"], checkout) for command in PLANNED}
+    return {command: (run.code, run.text) for command, run in runs.items()}
 
 
 @pytest.mark.parametrize("command", PLANNED, ids=str)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.documentation import ROOT
-from tests.helpers.snakemake_runs import Outcome, run_snakemake
+from tests.helpers.snakemake_runs import Outcome
 
 PAGE = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `((?:snakemake|python) [^`]+)` \| `([^`]+)` \| .+ \|$", re.MULTILINE)
@@ -54,12 +54,12 @@ def project(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcomes(project) -> dict[str, Outcome]:
+def outcomes(project, snakemake_forks) -> dict[str, Outcome]:
     commands = [*SNAKEMAKE, *OWN_MESSAGES]
     words = [[*shlex.split(command)[1:], *["-n"] * (command not in REAL_RUNS)] for command in commands]
     with open(project / "results/busy/.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return dict(zip(commands, run_snakemake(words, project), strict=True))
+        return {command: snakemake_forks.run(given, project) for command, given in zip(commands, words, strict=True)}
 
 
 def pattern(line: str) -> str:

@@ -97,12 +97,6 @@ class SnakemakeForks:
         return Outcome(*json.loads(self._process.stdout.readline()))
 
 
-def run_snakemake(commands: list[list[str]], folder: Path) -> list[Outcome]:
-    """Run command lines (without the program) one after another in a folder."""
-    with SnakemakeForks(folder) as forks:
-        return [forks.run(words, folder) for words in commands]
-
-
 def list_planned_jobs(text: str) -> set[str]:
     """List the jobs of a dry run: the rule and, for a merge, its stage."""
     jobs = re.findall(r"^(?:local)?rule (\w+):\n((?: +.*\n)*)", text, re.MULTILINE)

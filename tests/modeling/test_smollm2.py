@@ -47,9 +47,14 @@ def test_tokens_of_real_posts_are_those_of_llama_cpp(posts, reference):
     assert not [text for text in posts if tokenizer(text).input_ids != reference.tokenize(text)]
 
 
+@pytest.fixture(scope="module")
+def model():
+    return load_causal(BASE)
+
+
 @torch.no_grad()
-def test_probabilities_are_those_of_llama_cpp(posts, reference):
-    tokenizer, model = load_tokenizer(BASE), load_causal(BASE)
+def test_probabilities_are_those_of_llama_cpp(posts, reference, model):
+    tokenizer = load_tokenizer(BASE)
     differences, tops = [], 0
     for number, text in enumerate(posts[1:2 * PROMPTS:2]):
         ids = tokenizer(f"Question: {text}").input_ids[:LONG_TOKENS if number < LONG_PROMPTS else SHORT_TOKENS]
@@ -62,13 +67,13 @@ def test_probabilities_are_those_of_llama_cpp(posts, reference):
 
 
 @pytest.mark.parametrize("type_name", ["f32", "f16", "q8_0"])
-def test_tokens_and_answers_of_the_exported_base_are_those_of_llama_cpp(type_name, posts, tmp_path):
+def test_tokens_and_answers_of_the_exported_base_are_those_of_llama_cpp(type_name, posts, model, tmp_path):
     pytest.importorskip("xllamacpp", reason="llama.cpp is not installed: make extras")
     file = tmp_path / "base.gguf"
     assert export_gguf.main([str(BASE), "--type", type_name, "--out", str(file)]) == 0
     texts = posts if type_name == "f32" else posts[:100]  # the type is that of the weights alone
     answered = 1 if type_name == "q8_0" else ANSWERED  # its answers may be others
     questions = [text[:ANSWERED_CHARACTERS] for text in posts[1:2 * answered:2]]
-    other_tokens, other_answers = count_differences(BASE, file, texts, questions, ANSWER_TOKENS)
+    other_tokens, other_answers = count_differences(BASE, file, texts, questions, ANSWER_TOKENS, model)
     print(f"{type_name}: {other_answers} of {answered} answers differ")
     assert other_tokens == 0 and (type_name == "q8_0" or other_answers == 0)

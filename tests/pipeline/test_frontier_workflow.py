@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
+from tests.helpers.snakemake_runs import list_planned_jobs
 
 ROOT = Path(__file__).parents[2]
 UP_TO_REWARD = {"posts", "pairs", "base", "sft", "merge sft", "reward", "merge reward"}
@@ -13,20 +13,21 @@ PAGE = {"frontier_evaluate", "frontier_page", "frontier"}
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory):
+def plan(tmp_path_factory, snakemake_forks):
     """Return a function that gives the output of a dry run with the commands of the jobs."""
     folder = tmp_path_factory.mktemp("project")
     for name in ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "data"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "dump").mkdir()
     (folder / "dump/Posts.xml").touch()
-    with SnakemakeForks(ROOT) as forks:
-        def run(*config: str, target: str = "frontier", cores: int = 1) -> str:
-            outcome = forks.run(["--cores", str(cores), "-n", "-p", target, "--config", "recipe=configs/tiny.yaml",
-                                 "dump=dump", *config], folder)
-            assert outcome.code == 0, outcome.text[-3000:]
-            return outcome.text
-        yield run
+
+    def run(*config: str, target: str = "frontier", cores: int = 1) -> str:
+        words = ["--cores", str(cores), "-n", "-p", target, "--config", "recipe=configs/tiny.yaml", "dump=dump"]
+        outcome = snakemake_forks.run([*words, *config], folder)
+        assert outcome.code == 0, outcome.text[-3000:]
+        return outcome.text
+
+    return run
 
 
 def test_each_variant_is_trained_with_its_settings_and_all_are_evaluated_once(plan):

@@ -37,12 +37,6 @@ def project(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def forks(project, library_forks):
-    with SnakemakeForks(project, os.environ | {"HF_HUB_OFFLINE": "1"}, library_forks.shims) as forks:
-        yield forks
-
-
 def words(*options: str) -> list[str]:
     return ["--cores", "1", "reward", *options, "--config", "recipe=configs/tiny.yaml", "dump=dump", "name=tiny",
             "reward={train_pairs: 16}"]
@@ -69,19 +63,19 @@ def list_made(project: Path) -> dict[str, int]:
     return {file.parent.name: file.parent.stat().st_ino for file in (project / RUN).glob("*/.manifest.json")}
 
 
-def test_no_finished_stage_is_made_again(forks, project):
+def test_no_finished_stage_is_made_again(snakemake_forks, project):
     made = {}
     for moment in KILLS:
-        assert kill(forks, project, *moment) == -signal.SIGKILL or moment == KILLS[-1], moment
+        assert kill(snakemake_forks, project, *moment) == -signal.SIGKILL or moment == KILLS[-1], moment
         assert list_made(project) | made == list_made(project), moment
         made = list_made(project)
-    assert "Nothing to be done" in forks.run(words(), project).text
+    assert "Nothing to be done" in snakemake_forks.run(words(), project).text
     assert list_made(project) == made and set(made) == STAGES
 
 
-def test_what_the_command_line_forces_is_made_again(forks, project):
+def test_what_the_command_line_forces_is_made_again(snakemake_forks, project):
     for options in (["--forcerun", "reward"], ["--force"], ["--forcerun", str(RUN / "reward/manifest.json")]):
         before = list_made(project)
-        assert forks.run(words(*options), project).code == 0
+        assert snakemake_forks.run(words(*options), project).code == 0
         after = list_made(project)
         assert {stage for stage in STAGES if after[stage] != before[stage]} == {"reward"}, options

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.helpers import tiny_models
-from tests.helpers.snakemake_runs import SnakemakeForks, list_planned_jobs
+from tests.helpers.snakemake_runs import list_planned_jobs
 
 ROOT = Path(__file__).parents[2]
 LINKS = ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "data")
@@ -33,10 +33,9 @@ def project(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def snakemake(project, library_forks):
-    with SnakemakeForks(project, shims=library_forks.shims) as forks:
-        yield lambda *words: forks.run([*words, "--cores", "1", "--config", "recipe=r.yaml", "base=model",
-                                        "prompts=p.txt", "name=x"], project)
+def snakemake(project, snakemake_forks):
+    return lambda *words: snakemake_forks.run(
+        [*words, "--cores", "1", "--config", "recipe=r.yaml", "base=model", "prompts=p.txt", "name=x"], project)
 
 
 def test_plans(snakemake):

@@ -136,8 +136,7 @@ def test_a_full_fine_tune_moves_every_weight_and_is_a_whole_model(inputs, tmp_pa
 
 
 @pytest.mark.parametrize("how", [{"packing": "wrapped"}, {"loss_on": "answer"}, {"precision": "mixed"},
-                                 {"precision": "bf16"}, {"precision": "int8"}, {"precision": "nf4"},
-                                 {"gradient_checkpointing": True}])
+                                 {"precision": "bf16"}, {"precision": "int8"}, {"precision": "nf4"}])
 def test_every_way_of_training_learns(inputs, how, tmp_path):
     out, _ = run(inputs, tmp_path / "out", **how)
     assert watched(out)[-1] < 0.9 * watched(out)[0]
@@ -146,7 +145,9 @@ def test_every_way_of_training_learns(inputs, how, tmp_path):
 def test_gradient_checkpointing_and_microbatches_change_nothing(trained, inputs, tmp_path):
     weights = load_file(trained[0] / "adapter_model.safetensors")
     for name, how in (("one", {"microbatch_sequences": 4}), ("two", {"gradient_checkpointing": True})):
-        other = load_file(run(inputs, tmp_path / name, **how)[0] / "adapter_model.safetensors")
+        out, _ = run(inputs, tmp_path / name, **how)
+        assert watched(out)[-1] < 0.9 * watched(out)[0]
+        other = load_file(out / "adapter_model.safetensors")
         for key, tensor in weights.items():
             assert torch.allclose(other[key], tensor, atol=2e-4), (name, key)
 

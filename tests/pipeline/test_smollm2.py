@@ -1,13 +1,11 @@
 """A whole run on the real base, from posts to the report, PPO included: very small, some minutes on two cores."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.documentation import ROOT
 from tests.helpers.real_base import NEEDS_BASE
-from tests.helpers.snakemake_runs import SnakemakeForks
 from tests.helpers.stackexchange_dumps import document, qa_rows, write_dump
 
 LINKS = ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "data", "tests")
@@ -22,10 +20,9 @@ def checkout(tmp_path) -> Path:
     return tmp_path
 
 
-def test_a_very_small_whole_run_on_the_real_base(checkout, library_forks):
-    with SnakemakeForks(checkout, os.environ | {"HF_HUB_OFFLINE": "1"}, library_forks.shims) as forks:
-        done = forks.run(["--cores", "1", "ppo", "--config", "recipe=tests/pipeline/smollm2_tiny.yaml", "dump=dump",
-                          "name=real"], checkout)
+def test_a_very_small_whole_run_on_the_real_base(checkout, snakemake_forks):
+    done = snakemake_forks.run(["--cores", "1", "ppo", "--config", "recipe=tests/pipeline/smollm2_tiny.yaml",
+                                "dump=dump", "name=real"], checkout)
     assert not done.code, done.text[-3000:]
     run = checkout / "results/real"
     words = ("HuggingFaceTB/SmolLM2-135M-Instruct", "licence apache-2.0", "tuned for chat before", "rounded to 4 bits")

@@ -60,14 +60,6 @@ def environment() -> dict[str, str]:
     return os.environ | IMPORT_VARIABLES | {"HF_HUB_OFFLINE": "1"}
 
 
-def snakemake(folder: Path, *arguments: str, config: tuple[str, ...] = ()) -> str:
-    """Run the real command line; `run_forked` is the quicker one."""
-    done = subprocess.run(command(*arguments, config=config), cwd=folder, capture_output=True, text=True,
-                          env=environment())
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    return done.stdout + done.stderr
-
-
 @pytest.fixture(scope="module")
 def forks(checkout, library_forks):
     with SnakemakeForks(checkout, environment(), library_forks.shims) as forks:
@@ -180,10 +172,10 @@ def test_nothing_made_yet_plans_everything_and_writes_nothing(plan, tmp_path, ch
 @pytest.mark.parametrize(("settings", "has_judge"), [
     ("train_judge: auto", True), ("train_judge: auto, gold: data.demo.gold:score", False),
     ("train_judge: always, gold: data.demo.gold:score", True), ("train_judge: none", False)])
-def test_a_judge_is_trained_where_the_recipe_wants_one(dry_run, plan, checkout, settings, has_judge):
+def test_a_judge_is_trained_where_the_recipe_wants_one(dry_run, checkout, settings, has_judge):
     config = ("name=judged", f"evaluate={{{settings}}}")
-    assert plan(checkout, config=config) == {*JOBS, "ppo"} | (JUDGE if has_judge else set())
-    text = dry_run(checkout, "-p", "report", config=config)
+    text = dry_run(checkout, "-p", config=config)
+    assert list_planned_jobs(text) == {*JOBS, "ppo"} | (JUDGE if has_judge else set())
     paths = {stage: re.findall(rf"python -m stages\.{stage} .*? --judge (results/\S+)?", text)
              for stage in ("evaluate", "report")}
     assert paths == {"evaluate": ["results/judged/judge-merged/manifest.json" * has_judge],
@@ -211,19 +203,19 @@ def test_a_recipe_with_a_gold_scorer_trains_no_judge(plan, checkout, recipe, has
 
 
 def user_seconds(folder):
-    """CPU seconds of `snakemake --list-rules`, the fewer of two runs: the first one may compile Python's files."""
-    def once():
-        before = os.times().children_user
-        subprocess.run(command("--list-rules"), cwd=folder, check=True, capture_output=True)
-        return os.times().children_user - before
-
-    return min(once(), once())
+    """CPU seconds of `snakemake --list-rules`."""
+    before = os.times().children_user
+    subprocess.run(command("--list-rules"), cwd=folder, check=True, capture_output=True)
+    return os.times().children_user - before
 
 
 def test_parsing_takes_less_than_snakemake_itself_and_no_torch(checkout, tmp_path):
-    """Snakemake alone, on an empty file, is the measure: 1.1 s here, more on a slower machine."""
+    """Snakemake alone, on an empty file, is the measure: 1.1 s here, more on a slower machine.
+
+    The first of two attempts may compile Python's files.
+    """
     (tmp_path / "Snakefile").write_text("rule nothing:\n")
-    assert user_seconds(checkout) < 1.9 * user_seconds(tmp_path)
+    assert any(user_seconds(checkout) < 1.9 * user_seconds(tmp_path) for _ in range(2))
     imports = subprocess.run([sys.executable, "-X", "importtime", *command("--list-rules")[1:]], cwd=checkout,
                              capture_output=True, text=True).stderr
     assert "stages.recipe.recipe" in imports
@@ -300,8 +292,7 @@ def test_a_failed_run_shows_the_stages_lines_and_ends_with_the_cause(checkout):
 
 @pytest.fixture(scope="module")
 def finished(checkout, run_forked) -> tuple[Path, str]:
-    """The folder of a run, whose first stages are processes of Python's own, and what Snakemake says of the others."""
-    snakemake(checkout, "base")
+    """The folder of a run, and what Snakemake says of it; `test_killed_in_the_middle...` starts Python's own."""
     return checkout, run_forked(checkout, "ppo")
 
 

@@ -9,7 +9,6 @@ import pytest
 from stages.recipe.checks import BASE_SPLITS, SPLITS, check_stage_needs
 from stages.recipe.recipe import Recipe, load_recipe
 from stages.recipe.schema import SettingsError
-from tests.helpers.snakemake_runs import run_snakemake
 
 ROOT = Path(__file__).parents[2]
 ALL = ("posts", "pairs", "base", "sft", "sft-merged", "reward", "reward-merged", "ppo", "ppo-merged", "evaluate",
@@ -69,11 +68,11 @@ def test_the_splits_are_those_that_the_programs_read():
     assert set(SPLITS) <= {*vars(Recipe())}
 
 
-def test_nothing_is_made_of_a_run_that_is_refused(tmp_path):
+def test_nothing_is_made_of_a_run_that_is_refused(snakemake_forks, tmp_path):
     for name in ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "data"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "a dump.xml").write_text("posts")
-    outcome, = run_snakemake([["--cores", "1", "ppo", "--config", "recipe=tiny", "dump=a dump.xml", "name=x",
-                               "pairs={evaluation_share: 0}"]], tmp_path)
+    outcome = snakemake_forks.run(["--cores", "1", "ppo", "--config", "recipe=tiny", "dump=a dump.xml", "name=x",
+                                   "pairs={evaluation_share: 0}"], tmp_path)
     assert outcome.code == 1 and outcome.lines[-1].startswith("snakemake: error: pairs: evaluation_share is 0, and ")
     assert not (tmp_path / "results").exists() and "Traceback" not in outcome.text

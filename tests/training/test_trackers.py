@@ -104,9 +104,12 @@ def tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def wandb(logs: Path, run: str) -> dict[str, list[tuple[int, float]]]:
-    """As W&B's own reader shows its offline folder, of which there must be one."""
+    """As W&B's own reader shows its offline folder, of which there must be one: `wandb leet inspect` starts it so."""
+    from wandb.util import get_core_path
+
     (folder,) = logs.glob(f"wandb/offline-run-*_*-{run.replace('/', '-')}-{'[0-9a-f]' * 12}")
-    order = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(folder)]
+    (file,) = folder.glob("*.wandb")
+    order = [get_core_path(), "leet", "inspect", "--no-observability", "--json", "--run-file", file, folder.parent]
     done = subprocess.run(order, capture_output=True, text=True, check=True)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     actual: dict[str, list] = {}
