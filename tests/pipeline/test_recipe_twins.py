@@ -48,6 +48,8 @@ SIZES = {
     "report": {"side_by_side": 2},
 }
 
+# Whose judge is trained, too, as their reward model: one with adapters, and one with a fitted head.
+JUDGED = ("stackllama", "smollm2")
 # Of the two layers; a merge that is checked in bf16 changes a random model's perplexity of 2,400 by 1 %.
 FITTED_HEAD = {"smollm2": {"layers": 1}}
 MERGE = {"smollm2": {"max_perplexity_change": 0.05}}
@@ -89,16 +91,17 @@ def test_a_twin_runs_from_posts_to_report(dump, tmp_path, monkeypatch, name):
     start = run(base_stage, "base", "base", pairs=data)
     tuned = run(sft, "sft", "sft", base=start, pairs=data)
     tuned_model = merged(start, tuned)
-    scorer, second = (run(stage, "reward", out, base=tuned_model, pairs=data)
-                      for stage, out in ((reward, "reward"), (judge, "judge")))
-    scorer_model, second_model = (merged(tuned_model, adapter) for adapter in (scorer, second))
+    scorer = run(reward, "reward", "reward", base=tuned_model, pairs=data)
+    scorer_model = merged(tuned_model, scorer)
+    second = run(judge, "reward", "judge", base=tuned_model, pairs=data) if name in JUDGED else None
+    second_model = second and merged(tuned_model, second)
     policy = run(ppo, "ppo", "ppo", policy=tuned_model, reward=scorer_model, pairs=data)
     policy_model = merged(tuned_model, policy)
     results = run(evaluate, "evaluate", "evaluate", posts=questions, pairs=data, base=start, sft=tuned_model,
                   policy={"ppo": policy_model}, reward=scorer_model, judge=second_model)
     page = run(report, "report", "report", posts=questions, pairs=data, base=start, sft=tuned, reward=scorer,
                judge=second, policy={"ppo": policy}, evaluate=results,
-               merged=[str(folder) for folder in (tuned_model, scorer_model, policy_model, second_model)])
+               merged=[str(folder) for folder in (tuned_model, scorer_model, policy_model, second_model) if folder])
     assert "Reward hacking" in (page / "report.html").read_text()
     adapters = [(tuned, recipe.sft), (policy, recipe.ppo), *([] if name in FITTED_HEAD else [(scorer, recipe.reward)])]
     for folder, section in adapters:

@@ -19,15 +19,15 @@ reward: {precision: fp32, batch_pairs: 2, microbatch_pairs: 1, epochs: 1.0, lear
          validation_share: 0.2}
 dpo: {precision: fp32, batch_pairs: 4, microbatch_pairs: 2, epochs: 1.0, learning_rate: 1.0e-3, save_every_steps: 5,
       warmup_steps: 2, validation_share: 0.2, lora: {dropout: 0.1}}
-ppo: {precision: fp32, iterations: 12, rollout_prompts: 8, minibatch_prompts: 4, microbatch_prompts: 4, epochs: 2,
+ppo: {precision: fp32, iterations: 8, rollout_prompts: 8, minibatch_prompts: 4, microbatch_prompts: 4, epochs: 2,
       max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 4,
       save_every_iterations: 3, require_reward: none, reward_scaling: running, optimizer: adamw_8bit,
       critic_warmup_iterations: 2}
-rloo: {precision: fp32, iterations: 10, rollout_prompts: 4, responses_per_prompt: 2, minibatch_prompts: 2,
+rloo: {precision: fp32, iterations: 6, rollout_prompts: 4, responses_per_prompt: 2, minibatch_prompts: 2,
        microbatch_prompts: 2,
        max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 4,
        save_every_iterations: 3, require_reward: none, optimizer: adamw_8bit}
-grpo: {precision: fp32, iterations: 10, rollout_prompts: 4, responses_per_prompt: 2, minibatch_prompts: 2,
+grpo: {precision: fp32, iterations: 6, rollout_prompts: 4, responses_per_prompt: 2, minibatch_prompts: 2,
        microbatch_prompts: 2,
        max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 4,
        save_every_iterations: 3, require_reward: none, epochs: 2}
@@ -154,8 +154,8 @@ def test_a_flipped_byte_in_a_checkpoint_is_noticed_and_what_is_before_it_goes_on
 
 def test_history_holds_every_iteration_once(made):
     rows = [json.loads(line) for line in (made / "ppo-cut" / "history.jsonl").read_text().splitlines()]
-    assert [row["iteration"] for row in rows if "policy_loss" in row] == list(range(1, 13))
-    assert [row["iteration"] for row in rows if "validation_reward" in row] == [0, 4, 8, 12]
+    assert [row["iteration"] for row in rows if "policy_loss" in row] == list(range(1, 9))
+    assert [row["iteration"] for row in rows if "validation_reward" in row] == [0, 4, 8]
 
 
 def test_no_pickle_in_any_artifact(made):
