@@ -22,11 +22,11 @@ from typing import Any
 from stages.artifacts.artifact import MANIFEST, artifact_folder
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.start import run_tool
-from stages.planning import data_size, pages
+from stages.planning import data_size, plan_table
 from stages.planning.data_size import DataSize
 from stages.planning.hardware import choose_hardware
 from stages.planning.other_costs import plan_stage
-from stages.planning.pages import RecipePlan
+from stages.planning.plan_table import RecipePlan
 from stages.planning.shapes import find_shape
 from stages.planning.stage_plan import Run, find_smallest_change
 from stages.recipe.algorithms import ALGORITHMS, FIRST
@@ -35,7 +35,7 @@ from stages.render.terminal import escape_controls
 from stages.render.units import format_bytes, format_duration
 from stages.runs.dump_paths import list_dump_files
 from stages.runtime.environment import processor_has_bf16_products, to_fp32
-from stages.runtime.files import write_json, write_text
+from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
 
 ALL = "all"
@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
                         help="share of the rates that is reached (default: 0.4; of a processor: 0.5 of measured ones)")
     parser.add_argument("--pairs", type=Path, metavar="FOLDER",
                         help="a finished pairs artifact, to count its texts (default: of results/NAME)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="also write plan.json and plan.html there")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="also write plan.json there")
     parser.add_argument("--stages", nargs="+", metavar="NAME",
                         help="of a run that starts now: print one line, once its pairs are there, and fail silently")
     return parser
@@ -111,9 +111,8 @@ def print_plan(arguments: argparse.Namespace, algorithms: tuple[str, ...]) -> No
     plan = plan_recipe(load_recipe(arguments.recipe), arguments, algorithms)
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        write_json(arguments.out / "plan.json", pages.plan_facts(plan))
-        write_text(arguments.out / "plan.html", pages.render_page(plan))
-    print("\n".join(map(escape_controls, pages.format_plan(plan))))
+        write_json(arguments.out / "plan.json", plan_table.plan_facts(plan))
+    print("\n".join(map(escape_controls, plan_table.format_plan(plan))))
 
 
 def print_run(arguments: argparse.Namespace) -> None:

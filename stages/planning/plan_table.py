@@ -1,4 +1,4 @@
-"""Show a plan: as a table in the terminal, as JSON, and as a page."""
+"""Show a plan: as a table in the terminal, and as JSON."""
 
 import math
 from typing import NamedTuple
@@ -7,9 +7,7 @@ import yaml
 
 from stages.planning.hardware import USABLE_SHARE, Hardware
 from stages.planning.stage_plan import Change, StagePlan
-from stages.render.html import Html, element, join_html, table
 from stages.render.terminal import format_columns
-from stages.render.units import format_bytes
 
 # Columns of the table for the parts of the memory.
 COLUMNS = {
@@ -32,33 +30,17 @@ class RecipePlan(NamedTuple):
     stages: list[StagePlan]
     changes: dict[str, Change]
 
-    def describe_hardware(self) -> list[str]:
-        """Say which cards are planned, at which rates, and what fits them."""
-        card, share = self.hardware.card, self.hardware.share
-        fp32 = f"; fp32: {card.fp32_tflops:.3g}" if card.fp32_tflops else ""
-        return [f"{self.hardware.devices} x {card.memory_gib:.3g} GiB ({card.name}), at {share:.0%} of "
-                f"{card.tflops:.3g} TFLOP/s (bf16{fp32}) and of {card.bandwidth_gb_s:,.0f} GB/s",
-                f"memory in GiB, of one card; a stage fits if it needs at most {USABLE_SHARE:.0%} of it: CUDA and its "
-                f"allocator need the rest"]
-
-    def list_rows(self) -> list[tuple[str, ...]]:
-        """List the head of the table, and a row for each stage."""
-        return [HEAD, *(_row(plan, "yes" if plan.fits(self.hardware.card) else "NO") for plan in self.stages)]
-
-    def describe_changes(self) -> list[str]:
-        """Say of each stage that does not fit what makes it fit."""
-        return [f"{stage}: {_describe_change(stage, change)}" for stage, change in self.changes.items()]
-
 
 def format_plan(plan: RecipePlan) -> list[str]:
     """Format the plan: a line a stage, what does not fit, and what the numbers rest on."""
     hours = sum(stage.seconds or 0 for stage in plan.stages) / 3600
-    lines = [plan.title, *plan.describe_hardware(), *format_columns(plan.list_rows()),
+    rows = [HEAD, *(_row(stage, "yes" if stage.fits(plan.hardware.card) else "NO") for stage in plan.stages)]
+    lines = [plan.title, *_describe_hardware(plan.hardware), *format_columns(rows),
              f"in all {_short(hours)} hours, one stage after the other, and "
              f"{_gib(sum(stage.disk_bytes for stage in plan.stages))} GiB of disk beside the data"]
     if plan.changes:
         lines += ["does not fit, and the smallest change that makes it fit:",
-                  *(f"  {change}" for change in plan.describe_changes())]
+                  *(f"  {stage}: {_describe_change(stage, change)}" for stage, change in plan.changes.items())]
     notes: dict[str, list[str]] = {}
     for stage in plan.stages:
         notes.setdefault(stage.assumption, []).append(stage.stage)
@@ -76,16 +58,14 @@ def plan_facts(plan: RecipePlan) -> dict:
     }
 
 
-def render_page(plan: RecipePlan) -> Html:
-    """Build the page, without scripts and without anything loaded."""
-    head, *rows = plan.list_rows()
-    parts = [part for stage in plan.stages if stage.memory for part in (
-        element("h2", stage.stage), element("p", stage.assumption),
-        table(("part", "memory"), [(name, format_bytes(size)) for name, size in stage.memory.items()]))]
-    body = element("body", element("h1", plan.title), *(element("p", line) for line in plan.describe_hardware()),
-                   table(head, rows), element("ul", *(element("li", line) for line in plan.describe_changes())), *parts)
-    page_head = element("head", element("meta", charset="utf-8"), element("title", plan.title))
-    return join_html([Html("<!doctype html>"), element("html", page_head, body, lang="en")])
+def _describe_hardware(hardware: Hardware) -> list[str]:
+    """Say which cards are planned, at which rates, and what fits them."""
+    card, share = hardware.card, hardware.share
+    fp32 = f"; fp32: {card.fp32_tflops:.3g}" if card.fp32_tflops else ""
+    return [f"{hardware.devices} x {card.memory_gib:.3g} GiB ({card.name}), at {share:.0%} of "
+            f"{card.tflops:.3g} TFLOP/s (bf16{fp32}) and of {card.bandwidth_gb_s:,.0f} GB/s",
+            f"memory in GiB, of one card; a stage fits if it needs at most {USABLE_SHARE:.0%} of it: CUDA and its "
+            f"allocator need the rest"]
 
 
 def _row(plan: StagePlan, fits: str) -> tuple[str, ...]:
