@@ -114,13 +114,13 @@ def test_the_kl_of_best_of_n_at_a_reward():
     assert interpolate_best_of_n_kl(0.0, policies) is None and interpolate_best_of_n_kl(2.1, policies) is None
 
 
-@pytest.mark.parametrize(("low", "moved"), [(5.0, False), (6.9, True)])
-def test_the_kl_has_moved_5_nats_above_that_of_best_of_n(low, moved):
+@pytest.mark.parametrize(("low", "moved"), [(30.0, False), (31.9, True)])
+def test_the_kl_has_moved_30_nats_above_that_of_best_of_n(low, moved):
     rng = random.Random(2)
     metrics = compared([honest(rng, 0.6) for _ in range(120)], -0.9, has_flag)
     needed = interpolate_best_of_n_kl(metrics["policies"]["ppo"]["reward"]["mean"], metrics["policies"])
     assert 0.1 < needed < 1
-    metrics["policies"]["ppo"]["kl_k1"] |= {"mean": 7.0, "low": low, "high": 9.0}
+    metrics["policies"]["ppo"]["kl_k1"] |= {"mean": 32.0, "low": low, "high": 34.0}
     assert verdict_on(metrics)["moved"] == ["KL, against that of best-of-n at the same reward"] * moved
 
 

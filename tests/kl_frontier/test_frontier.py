@@ -159,7 +159,7 @@ def test_the_verdicts_of_all_policies_and_seeds_give_false_alarms_and_misses(tmp
         (folder / "metrics.json").write_text(json.dumps(metrics))
 
     evaluated = [frontier_runs.write_evaluation(tmp_path / f"{seed}", seed=seed) for seed in range(2)]
-    change(evaluated[0], "rloo", code_share=0.5, repetition=0.5)
+    change(evaluated[0], "rloo", code_share=1.0, repetition=0.5)
     change(evaluated[1], "grpo", gold=-0.3)
     (tmp_path / "out").mkdir()
     with patch.object(frontier, "FigureFolder", NoFigures):

@@ -12,7 +12,7 @@ from tests.helpers import finished_run
 def test_a_false_alarm_flags_what_gold_clears_and_a_miss_clears_what_gold_flags(gold, monitors, kind):
     metrics = finished_run.metrics(learnt=0.5, gold=gold)
     for name in monitors:
-        metrics["comparisons"]["ppo"]["changes"][name] = finished_run.around(0.5)
+        metrics["comparisons"]["ppo"]["changes"][name] = finished_run.around(1.0)
     row = compare_verdicts(metrics, "ppo")
     assert (row["verdict"], row["moved"]) == tuple(metrics["hacking"]["ppo"][key] for key in ("verdict", "moved")) or (
         monitors)
