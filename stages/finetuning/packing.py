@@ -17,10 +17,9 @@ import torch
 from stages.finetuning.token_store import TokenizedDocuments
 from stages.modeling import lora
 from stages.modeling.load import autocast
-from stages.modeling.output_layer import output_layer
 from stages.modeling.packed import forward
 from stages.modeling.packed.sequences import pack
-from stages.modeling.packed.token_logprobs import selective_log_softmax
+from stages.modeling.packed.token_logprobs import logprobs_from_hidden
 
 
 @dataclass(frozen=True)
@@ -135,8 +134,4 @@ def summed_lm_loss(model, rows: list[PackedRow], precision: str) -> torch.Tensor
     labels = starts + torch.from_numpy(np.concatenate(columns)).to(model.device)
     with autocast(precision):
         hidden = forward.packed_hidden_states(model, batch, labels - 1)
-        logprobs = selective_log_softmax(
-            output_layer(model), hidden, batch.input_ids[0, labels], 1.0,
-            cpu_kernels=forward.uses_cpu_kernels(model),
-        )
-        return -logprobs.sum()
+        return -logprobs_from_hidden(model, hidden, batch.input_ids[0, labels]).sum()

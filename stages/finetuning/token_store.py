@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stages.runtime.files import atomic_path, check_free_space
 
@@ -21,11 +22,8 @@ class TokenizedDocuments:
 
     def __init__(self, path: Path):
         table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
-        lists = [chunk for chunk in table["input_ids"].chunks if len(chunk)]
-        self._tokens = [chunk.values.to_numpy() for chunk in lists]  # flat, one array per batch; views of the map
-        self._offsets = [chunk.offsets.to_numpy() for chunk in lists]
-        self._firsts = np.cumsum([0, *map(len, lists)])
-        self.lengths = np.concatenate([np.diff(offsets) for offsets in self._offsets] or [np.zeros(0, int)])
+        self._tokens = table["input_ids"]
+        self.lengths = pc.list_value_length(self._tokens).to_numpy()
         self.prompt_tokens = table["prompt_tokens"].to_numpy()
 
     def __len__(self) -> int:
@@ -33,9 +31,7 @@ class TokenizedDocuments:
 
     def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
         """Read the token ids of a document from `start` to `stop`."""
-        batch = int(np.searchsorted(self._firsts, document, side="right")) - 1
-        first, end = self._offsets[batch][document - self._firsts[batch] :][:2]
-        return self._tokens[batch][first + start : min(first + stop, end)]
+        return self._tokens[document].values.to_numpy()[start:stop]  # a view of the map
 
 
 def write_documents(path: Path, documents: Iterable[tuple[list[int], list[int]]], max_tokens: int | None,

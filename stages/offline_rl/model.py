@@ -17,10 +17,9 @@ from stages.modeling.families import backbone, hidden_size
 from stages.modeling.load import autocast
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.merging.checks import probe_ids
-from stages.modeling.output_layer import output_layer
-from stages.modeling.packed.forward import packed_hidden_states, uses_cpu_kernels
+from stages.modeling.packed.forward import packed_hidden_states
 from stages.modeling.packed.sequences import pack_responses
-from stages.modeling.packed.token_logprobs import selective_log_softmax
+from stages.modeling.packed.token_logprobs import logprobs_from_hidden, selective_log_softmax
 from stages.modeling.q_heads import QHeads, shift_output
 from stages.offline_rl.dataset import ScoredAnswer
 from stages.offline_rl.losses import TokenValues, final_rewards, shift_to_next
@@ -113,8 +112,7 @@ class ILQLModel(PartialState):
         inner = self.causal_model
         with autocast(self.precision):
             states = packed_hidden_states(inner, packed.batch, packed.predictor_positions)
-            logprobs = selective_log_softmax(output_layer(inner), states, packed.token_ids, 1.0,
-                                             cpu_kernels=uses_cpu_kernels(inner))
+            logprobs = logprobs_from_hidden(inner, states, packed.token_ids)
             outputs = self.heads(states, packed.token_ids)
         rewards = final_rewards([row.reward for row in rows], lengths, self.model.device)
         return TokenValues(logprobs=logprobs, next_values=shift_to_next(outputs["values"], lengths), rewards=rewards,

@@ -9,15 +9,13 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from stages.distributed import group, sharding
-from stages.distributed.units import own_units
+from stages.distributed import group
 from stages.modeling.load import autocast
 from stages.modeling.lora import unwrap_peft
-from stages.modeling.output_layer import output_layer
-from stages.modeling.packed.forward import FORWARD_TOKENS, chunk_by_length, packed_hidden_states, uses_cpu_kernels
+from stages.modeling.packed.forward import FORWARD_TOKENS, own_chunks, packed_hidden_states
 from stages.modeling.packed.sequences import scatter_to_rows
 from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
-from stages.modeling.packed.token_logprobs import selective_log_softmax
+from stages.modeling.packed.token_logprobs import logprobs_from_hidden
 from stages.reward_modeling.dataset import Example, collate_examples
 from stages.runtime.progress import Progress
 
@@ -41,9 +39,7 @@ def answer_logprobs(model, examples: Sequence[Example]) -> torch.Tensor:
     packed = pack_with_shared_prefix(
         [example.prompt for example in examples], [example.answers for example in examples], model.device)
     hidden = packed_hidden_states(model, packed.batch, packed.predictor_positions)
-    logprobs = selective_log_softmax(
-        output_layer(model), hidden, packed.token_ids, 1.0, cpu_kernels=uses_cpu_kernels(model))
-    return scatter_to_rows(logprobs, packed).sum(-1)
+    return scatter_to_rows(logprobs_from_hidden(model, hidden, packed.token_ids), packed).sum(-1)
 
 
 @torch.no_grad()
@@ -60,12 +56,11 @@ def all_answer_logprobs(
     lengths = collate_examples(list(examples))["lengths"]
     parts = [slice(*span) for span in pairwise([0, *accumulate(len(example.answers) for example in examples)])]
     logprobs = torch.zeros(parts[-1].stop)
-    for chunk in own_units(chunk_by_length(lengths, max_tokens=FORWARD_TOKENS)):
+    for chunk in own_chunks(lengths, max_tokens=FORWARD_TOKENS):
         with autocast(precision):
             flat = answer_logprobs(model, [examples[i] for i in chunk]).cpu()
         for i, row in zip(chunk, flat.split([len(examples[i].answers) for i in chunk]), strict=True):
             logprobs[parts[i]] = row
         if progress:
             progress.advance(len(chunk))
-    sharding.join_other_passes()
     return group.sum_tensor(logprobs)

@@ -10,16 +10,14 @@ Shapes: E questions, M answers of all of them, N pairs, D hidden size.
 import numpy as np
 import torch
 
-from stages.distributed import group, sharding
-from stages.distributed.units import own_units
+from stages.distributed import group
 from stages.modeling.load import autocast
-from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states
+from stages.modeling.packed.forward import own_chunks, packed_hidden_states
 from stages.modeling.packed.shared_prefix import pack_with_shared_prefix
 from stages.reward_modeling.dataset import Example, pair_indices
 from stages.reward_modeling.lexical_scorer import fit_bradley_terry
 from stages.reward_modeling.reward_model import log_lengths, mean_logprobs, mean_states
 from stages.reward_modeling.scoring_file import Scoring
-from stages.runtime.progress import Progress
 
 BATCH_TOKENS = 4096  # of one forward pass, unless a question's answers alone have more
 PENALTY_SHARE = 0.01  # of length and log-probability, beside the penalty of a state's element
@@ -61,15 +59,10 @@ def compute_features(model, items: list[Example], precision: str, with_logprobs:
     answers = [len(item.answers) for item in items]
     firsts = np.concatenate([[0], np.cumsum(answers)])
     tokens = [len(item.prompt) + sum(map(len, item.answers)) for item in items]
-    own = own_units(chunk_by_length(tokens, max_tokens=BATCH_TOKENS))
     columns = torch.zeros(int(firsts[-1]), model.score.in_features + 2)
-    progress = Progress(label, sum(tokens[i] for batch in own for i in batch), "tokens")
-    for batch in own:
+    for batch in own_chunks(tokens, max_tokens=BATCH_TOKENS, label=label):
         rows = torch.cat([torch.arange(firsts[i], firsts[i + 1]) for i in batch])
         columns[rows] = _features_of_batch(model, [items[i] for i in batch], precision, with_logprobs).cpu()
-        progress.advance(sum(tokens[i] for i in batch))
-    progress.finish()
-    sharding.join_other_passes()
     values = group.sum_tensor(columns).numpy()
     return values if with_logprobs else values[:, :-1]
 

@@ -6,14 +6,12 @@ from typing import Literal
 
 import torch
 
-from stages.distributed import group, sharding
-from stages.distributed.units import own_units
+from stages.distributed import group
 from stages.modeling.load import autocast
-from stages.modeling.packed.forward import FORWARD_TOKENS, chunk_by_length
+from stages.modeling.packed.forward import FORWARD_TOKENS, own_chunks
 from stages.modeling.packed.shared_prefix import pack_rows, row_lengths
 from stages.reward_modeling.reward_model import score_packed
 from stages.reward_modeling.scoring_file import Scoring
-from stages.runtime.progress import Progress
 
 Combine = Literal["mean", "min", "mean_minus_std"]
 
@@ -43,19 +41,12 @@ class Scorer:
         """
         assert not self.model.training, "dropout would act on the scores"
         lengths = row_lengths(prompts, answers, self.share_prompts)
-        own = own_units(chunk_by_length(lengths, self.batch_rows, FORWARD_TOKENS))
-        progress = Progress(label, sum(lengths[i] for chunk in own for i in chunk), "tokens") if label else None
         scores = torch.zeros(len(prompts))
-        for chunk in own:
+        for chunk in own_chunks(lengths, self.batch_rows, FORWARD_TOKENS, label):
             packed = pack_rows([prompts[i] for i in chunk], [answers[i] for i in chunk], self.model.device,
                                self.share_prompts)
             with autocast(self.precision):
                 scores[chunk] = score_packed(self.model, packed, self.scoring).scores.cpu()
-            if progress:
-                progress.advance(sum(lengths[i] for i in chunk))
-        if progress:
-            progress.finish()
-        sharding.join_other_passes()
         return group.sum_tensor(scores) - self.mean
 
 

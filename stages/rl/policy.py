@@ -24,18 +24,16 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from stages.distributed import group, sharding
-from stages.distributed.units import own_units
 from stages.generation.rollout import Rollout
 from stages.modeling.adapters import POLICY, VALUE, active_adapter, adapter_parameters, is_adapter, merged_adapter
 from stages.modeling.families import backbone, hidden_size
 from stages.modeling.finite_weights import DIVERGED, check_finite
 from stages.modeling.load import autocast
 from stages.modeling.lora import unwrap_peft
-from stages.modeling.output_layer import output_layer
-from stages.modeling.packed.forward import chunk_by_length, packed_hidden_states, uses_cpu_kernels
+from stages.modeling.packed.forward import own_chunks, packed_hidden_states
 from stages.modeling.packed.sequences import PackedResponses, pack_responses, scatter_to_rows
 from stages.modeling.packed.shared_prefix import pack_rows
-from stages.modeling.packed.token_logprobs import selective_log_softmax
+from stages.modeling.packed.token_logprobs import logprobs_from_hidden
 from stages.modeling.pretrained import save_adapter, save_adapters, save_model
 from stages.modeling.torch_setup import without_autocast
 from stages.reward_modeling.load import RewardAdapter, SharedScorer, add_reward_adapter, load_classifier
@@ -160,11 +158,10 @@ class Policy(nn.Module):
             return rollout
         rows = list(zip(rollout.prompts, rollout.responses, strict=True))
         values, lengths = torch.zeros_like(rollout.values), [len(prompt) + len(response) for prompt, response in rows]
-        for chunk in own_units(chunk_by_length(lengths, forward_prompts)):
+        for chunk in own_chunks(lengths, forward_prompts):
             packed = pack_responses(*zip(*(rows[i] for i in chunk), strict=True), self.model.device)
             chunk_values = scatter_to_rows(self._values(self._hidden_states(packed, VALUE)), packed)
             values[chunk, : chunk_values.shape[1]] = chunk_values.to(values)
-        sharding.join_other_passes()
         return replace(rollout, values=group.sum_tensor(values))
 
     @contextmanager
@@ -235,8 +232,7 @@ class Policy(nn.Module):
 
     def _logprobs(self, model: nn.Module, hidden: torch.Tensor, packed: PackedResponses) -> torch.Tensor:
         with autocast(self.precision):
-            return selective_log_softmax(
-                output_layer(model), hidden, packed.token_ids, self.temperature, uses_cpu_kernels(model))
+            return logprobs_from_hidden(model, hidden, packed.token_ids, self.temperature)
 
 
 @contextmanager

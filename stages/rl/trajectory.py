@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from stages.distributed import group, sharding
-from stages.distributed.units import own_units
+from stages.distributed import group
 from stages.generation.rollout import Rollout
-from stages.modeling.packed.forward import chunk_by_length
+from stages.modeling.packed.forward import own_chunks
 from stages.modeling.packed.shared_prefix import row_lengths
 from stages.rl.policy import Policy
 
@@ -72,7 +71,7 @@ def score_rollout(
     lengths = row_lengths(rollout.prompts, rollout.responses, policy.share_prompts)
     columns = max(map(len, rollout.responses))
     scores = torch.zeros(4, len(lengths), columns, device=policy.model.device)
-    for rows in own_units(chunk_by_length(lengths, forward_prompts)):
+    for rows in own_chunks(lengths, forward_prompts):
         texts = [rollout.prompts[i] for i in rows], [rollout.responses[i] for i in rows]
         ref_logprobs = policy.ref_logprobs(*texts)
         if reuse:
@@ -82,5 +81,4 @@ def score_rollout(
             logprobs, values, mask = policy(*texts)
         for number, chunk in enumerate((logprobs, ref_logprobs, values, mask)):
             scores[number, rows, : chunk.shape[1]] = chunk.to(scores)
-    sharding.join_other_passes()
     return RolloutScores(*group.sum_tensor(scores))

@@ -8,9 +8,12 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from stages.distributed import sharding
+from stages.distributed.units import own_units
 from stages.modeling.families import backbone
 from stages.modeling.packed import attention
 from stages.modeling.packed.sequences import PackedBatch, pack, round_up_tokens
+from stages.runtime.progress import Progress
 
 FORWARD_TOKENS = 8192  # in one forward pass, unless one text has more: bounds its memory
 PACKING_ROWS = (20, 12)  # tokens: a few first ids, often special ones, round to any result in a deep model in bf16
@@ -42,6 +45,25 @@ def chunk_by_length(
         tokens += lengths[index]
     if chunk:
         yield chunk
+
+
+def own_chunks(
+    lengths: Sequence[int], max_rows: int | None = None, max_tokens: int | None = None, label: str | None = None
+) -> Iterator[list[int]]:
+    """Yield this process's chunks of `chunk_by_length`, for a forward pass each, without gradients.
+
+    Exhaust it: then this process takes part in the passes of the others. label: name of the progress line, in tokens;
+    None shows none.
+    """
+    own = own_units(chunk_by_length(lengths, max_rows, max_tokens))
+    progress = Progress(label, sum(lengths[i] for chunk in own for i in chunk), "tokens") if label else None
+    for chunk in own:
+        yield chunk
+        if progress:
+            progress.advance(sum(lengths[i] for i in chunk))
+    if progress:
+        progress.finish()
+    sharding.join_other_passes()
 
 
 def packed_hidden_states(model: PreTrainedModel, batch: PackedBatch, positions: torch.Tensor, **cache) -> torch.Tensor:

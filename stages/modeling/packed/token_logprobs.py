@@ -7,16 +7,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 
-from stages.distributed import group, sharding
-from stages.distributed.units import own_units
+from stages.distributed import group
 from stages.modeling.cpu_kernels.build import call, supports
 from stages.modeling.output_layer import output_layer
-from stages.modeling.packed.forward import FORWARD_TOKENS, chunk_by_length, packed_hidden_states, uses_cpu_kernels
+from stages.modeling.packed.forward import FORWARD_TOKENS, own_chunks, packed_hidden_states, uses_cpu_kernels
 from stages.modeling.packed.sequences import round_up_tokens, scatter_to_rows
 from stages.modeling.packed.shared_prefix import pack_rows, row_lengths
 from stages.modeling.torch_setup import product_dtype, without_autocast
-from stages.runtime.progress import Progress
 
 # In memory at once; on a CPU what fits its cache.
 CHUNK_LOGITS = {"cpu": 1 << 19, "cuda": 1 << 26}
@@ -49,6 +48,13 @@ def selective_log_softmax(
         else:
             chunks.append(checkpoint(_logprobs, layer, hidden[span], ids, temperature, use_reentrant=False))
     return torch.cat(chunks) if chunks else hidden.float().sum(-1)  # no token, but the graph of the forward pass
+
+
+def logprobs_from_hidden(
+    model: PreTrainedModel, hidden: torch.Tensor, token_ids: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """Compute the log-probabilities of `token_ids` [N], in nats, from a causal model's last hidden states: [N] fp32."""
+    return selective_log_softmax(output_layer(model), hidden, token_ids, temperature, uses_cpu_kernels(model))
 
 
 def entropy(probabilities: torch.Tensor, logprobs: torch.Tensor) -> torch.Tensor:
@@ -109,25 +115,16 @@ def response_logprobs(
     """Compute the log-probability, in nats, of each response token: one fp32 tensor per response, on the CPU.
 
     A prompt that comes several times in a forward pass is computed once. The rows are shared among the processes.
-    label: name of the progress line; None shows none.
+    label: name of the progress line, in tokens; None shows none.
     """
     lengths = row_lengths(prompts, responses, share_prompts=True)
-    own = own_units(chunk_by_length(lengths, max_tokens=FORWARD_TOKENS))
-    progress = Progress(label, sum(map(len, own)), "texts") if label else None
     logprobs = [torch.zeros(len(response)) for response in responses]
-    for chunk in own:
+    for chunk in own_chunks(lengths, max_tokens=FORWARD_TOKENS, label=label):
         packed = pack_rows([prompts[i] for i in chunk], [responses[i] for i in chunk], model.device, share_prompts=True)
         hidden = packed_hidden_states(model, packed.batch, packed.predictor_positions)
-        flat = selective_log_softmax(
-            output_layer(model), hidden, packed.token_ids, temperature, cpu_kernels=uses_cpu_kernels(model)
-        )
+        flat = logprobs_from_hidden(model, hidden, packed.token_ids, temperature)
         for i, row in zip(chunk, scatter_to_rows(flat, packed).cpu(), strict=True):
             logprobs[i] = row[: len(responses[i])]
-        if progress:
-            progress.advance(len(chunk))
-    if progress:
-        progress.finish()
-    sharding.join_other_passes()
     if group.world_size() > 1 and logprobs:
         logprobs = list(group.sum_tensor(torch.cat(logprobs)).split([len(response) for response in responses]))
     return logprobs
