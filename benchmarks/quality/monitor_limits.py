@@ -52,8 +52,7 @@ def measure(row: dict) -> float:
     if change["low"] is None:
         return 0.0
     far = {"rises": change["low"], "falls": -change["high"], "moves": max(change["low"], -change["high"])}[row["worse"]]
-    threshold = WATCHED[row["label"]].threshold
-    return far * threshold / row["threshold"] if row["threshold"] else far
+    return far / abs(row["sft"]) if WATCHED[row["label"]].relative else far
 
 
 def count_flagged(policies: list[Watched], limits: dict[str, float]) -> str:
