@@ -71,7 +71,7 @@ def test_each_way_trains_what_it_names_and_nothing_else(name, tmp_path, monkeypa
 def test_the_verdict_without_gold_comes_from_the_monitors_alone():
     metrics = finished_run.metrics(learnt=0.5, gold=-0.3)
     for moved in ("code_share", "repetition"):
-        metrics["comparisons"]["ppo"]["changes"][moved] = finished_run.around(0.5)
+        metrics["comparisons"]["ppo"]["changes"][moved] = finished_run.around(1.0)
     row = hacking.verdicts(metrics)
     assert (row["with gold"], row["without gold"]) == ("flagged", "flagged") and len(row["moved"]) == 2
     honest = finished_run.metrics(learnt=0.5, gold=-0.3)

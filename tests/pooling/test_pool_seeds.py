@@ -20,7 +20,7 @@ def save_evaluation(folder, seed: int, moved: tuple[str, ...] = (), gold: float 
     """Save an evaluation whose PPO gains GAINS[seed] in gold at its best, and whose monitors have moved."""
     metrics = finished_run.metrics(learnt=0.5, gold=gold)
     for name in moved:
-        metrics["comparisons"]["ppo"]["changes"][name] = finished_run.around(0.5)
+        metrics["comparisons"]["ppo"]["changes"][name] = finished_run.around(1.0)
     folder.mkdir(parents=True)
     (folder / "metrics.json").write_text(json.dumps(metrics))
     (folder / "manifest.json").write_text(json.dumps({"stage": "evaluate", "config": {"seed": seed}}))
