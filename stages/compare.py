@@ -21,7 +21,6 @@ from stages.artifacts.run_facts import Run, Table, compare_runs, is_evaluation, 
 from stages.command_line.option_parser import OptionParser
 from stages.command_line.start import print_text, run_tool
 from stages.recipe.recipe import Recipe, list_defaults
-from stages.recipe.sections.evaluate import Report
 from stages.render.terminal import escape_controls, format_columns, format_value
 from stages.runtime.files import write_text
 from stages.runtime.series import read_history
@@ -48,7 +47,7 @@ def render_page(runs: dict[str, Run]) -> str:
 
     facts = [ComparedRun(label, {name: record.manifest.get("stage", name) for name, record in run.artifacts.items()},
                          read_histories(run), read_evaluation(run)) for label, run in runs.items()]
-    return render_comparison(facts, compare_runs(runs), list_meanings(), Report().figure_width_inches)
+    return render_comparison(facts, compare_runs(runs), list_meanings())
 
 
 def format_curves(runs: dict[str, Run]) -> str:

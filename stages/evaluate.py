@@ -134,8 +134,8 @@ def _load_dump(config: Evaluate, policy: dict[str, Path], cache: CachedResults, 
         apart=list(policy)[1:], cache=cache)
     return DumpTask(
         posts, pairs, tokenizer, base=base, sft=sft, policies=policy, reward=reward, judge=judge, scorers=scorers,
-        answer_scorer=answer_scorer, max_pairs=config.max_pairs, surface_pairs=config.surface_pairs,
-        longest=families.max_positions(*models), **_prompt_sizes(config))
+        answer_scorer=answer_scorer, max_pairs=config.max_pairs, longest=families.max_positions(*models),
+        **_prompt_sizes(config))
 
 
 def _load_own_prompts(config: Evaluate, policy: dict[str, Path], base: Path, file: Path) -> OwnPromptsTask:

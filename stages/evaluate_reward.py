@@ -35,10 +35,11 @@ from stages.evaluation.pair_accuracy import (
 from stages.evaluation.policy_answers import repeat_each, score_main_gold
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
 from stages.evaluation.summary import SAMPLES
+from stages.evaluation.tasks.held_out import BASELINE_PAIRS, BASELINE_SPLIT, SPLIT
 from stages.modeling import families, torch_setup
 from stages.modeling.load import load_causal
 from stages.modeling.tokenizer import load_shared_tokenizer
-from stages.recipe.sections.evaluate import Evaluate, Report
+from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.user_functions import load_function
 from stages.reporting.figures import FigureFolder
 from stages.reward_checks.diagnosis import diagnose
@@ -55,7 +56,6 @@ from stages.runtime.files import write_json, write_text
 from stages.runtime.stage_lines import print_line
 from stages.stackexchange.pairs.table import read_pairs, sample_rows
 
-SPLIT, BASELINE_SPLIT = "evaluation", "reward"
 BASE_LOG_PROBABILITY = "base log-probability"
 PAGE = "reward.html"
 
@@ -94,7 +94,7 @@ def run(config: Evaluate, out: Path, *, reward: list[str], pairs: Path, sft: Pat
     write_pairs(out / "per_pair.parquet", held_out.rows, held_out.better, held_out.worse, scores)
     write_json(out / "metrics.json", metrics)
     write_text(out / PAGE, render_reward_page(
-        reward[0], diagnosis, metrics, FigureFolder(out / "figures", Report().figure_width_inches)))
+        reward[0], diagnosis, metrics, FigureFolder(out / "figures")))
     for words in diagnosis.answers.values():
         print_line(f"evaluate_reward: {words}")
     return _headline_metrics(metrics)
@@ -112,7 +112,7 @@ def _measure_pairs(config: Evaluate, judged: RewardUnderTest, held_out: HeldOutP
                                       f"evaluate_reward: {name} on pairs") for name, folder in models.items() if folder}
     scores |= {"log_probability": likelihood.get(LOG_PROBABILITY),
                "gold": score_main_gold(gold_scorer, held_out.texts) if gold_scorer else None}
-    rows = sample_rows(read_pairs(pairs, BASELINE_SPLIT), config.surface_pairs, config.seed)
+    rows = sample_rows(read_pairs(pairs, BASELINE_SPLIT), BASELINE_PAIRS, config.seed)
     baselines = score_fitted_baselines(held_out, rows) | likelihood
     return scores, {
         "reward_model": evaluate_pairs(held_out, scores["reward"], baselines, scores["gold"], {}, estimate_mean),

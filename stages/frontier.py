@@ -26,7 +26,7 @@ from stages.artifacts.manifest import list_input_sources
 from stages.evaluation.summary import BEST_OF_N, display_name, samples_per_answer
 from stages.kl_frontier.analysis import BEST_OF_N_FAMILY, FrontierAnalysis, read_evaluations
 from stages.kl_frontier.page import render_frontier
-from stages.recipe.sections.evaluate import Frontier, Report
+from stages.recipe.sections.evaluate import Frontier
 from stages.recipe.variants import list_variants
 from stages.reporting.figures import FigureFolder
 from stages.runtime.files import write_json, write_text
@@ -49,7 +49,7 @@ def run(config: Frontier, out: Path, *, evaluate: list[str], trained: list[str])
                         for kind, names in (("policies", policies), ("shared", SHARED))}
     paths = {name: _read_path(trainings[0][name]) for name in policies if name in trainings[0]}
     metrics["training_paths"] = {name: path for name, path in paths.items() if path}
-    figures = FigureFolder(out / "figures", Report().figure_width_inches)
+    figures = FigureFolder(out / "figures")
     page = render_frontier(metrics, figures)
     write_text(out / "frontier.html", page)
     write_json(out / "metrics.json", metrics)

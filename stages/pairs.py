@@ -27,7 +27,6 @@ from stages.recipe.sections.data import Pairs
 from stages.runtime.files import check_free_space, used_bytes, write_json, write_text
 from stages.runtime.process_pool import ProcessPool
 from stages.runtime.progress import Progress
-from stages.stackexchange.markdown.convert import Limits
 from stages.stackexchange.pairs.build import LengthLimits, PairRules, build_pairs
 from stages.stackexchange.pairs.counts import PairCounts, print_split_sizes
 from stages.stackexchange.pairs.table import SPLITS, PairsWriter
@@ -73,13 +72,12 @@ def _select_share(parts: list[Path], share: str) -> list[Path]:
 
 
 def _pair_rules(config: Pairs) -> PairRules:
-    limits = Limits(config.max_post_characters, config.max_post_tags, config.max_post_depth, config.max_post_blanks)
     lengths = LengthLimits(config.length_unit, config.tokenizer,
                            (config.min_question_length, config.max_question_length),
                            (config.min_answer_length, config.max_answer_length))
     shares = tuple((name, getattr(config, f"{name}_share")) for name in SPLITS)
     return PairRules(config.max_pairs_per_question, config.min_score_gap, config.later_wins, config.seed, shares,
-                     config.markdown, limits, lengths)
+                     config.markdown, lengths)
 
 
 def _build_parts(parts: list[Path], rules: PairRules, out: Path, scratch: Path, processes: int) -> Iterator[dict]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from stages.artifacts.artifact import artifact_folder
 from stages.pooling.page import render_seeds_page
 from stages.pooling.pool import pool_evaluations, read_evaluation
-from stages.recipe.sections.evaluate import Evaluate, Report
+from stages.recipe.sections.evaluate import Evaluate
 from stages.reporting.figures import FigureFolder
 from stages.runtime.files import check_free_space, write_json
 
@@ -32,7 +32,7 @@ def run(config: Evaluate, out: Path, *, evaluate: list[str]) -> dict[str, float]
     if len(set(names)) < len(names):
         raise ValueError(f"--evaluate has two evaluations of one seed: {', '.join(names)}")
     metrics = pool_evaluations(seeds, samples=config.bootstrap_samples, seed=config.seed)
-    figures = FigureFolder(out / "figures", Report().figure_width_inches)
+    figures = FigureFolder(out / "figures")
     (out / "report.html").write_text(render_seeds_page(metrics, figures), encoding="utf-8")
     write_json(out / "metrics.json", metrics)
     return {"seeds": len(seeds), **_headline(metrics)}

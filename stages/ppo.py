@@ -133,7 +133,6 @@ def train_policy(
         check_training_space(
             out, trainer.policy.trainable_parameters().values(), optimizer=config.optimizer,
             saves=config.iterations // checkpoint_interval(config.save_every_iterations, config.save_every_minutes),
-            keep_checkpoints=config.keep_checkpoints,
             keeps_best=True, checkpoints=out)
         settings = LoopSettings(**select_settings(LoopSettings, config))
         loop = TrainingLoop(

@@ -29,7 +29,6 @@ from stages.reporting.figures import DASHES, draw_png
 SIZES = ("500", "1000", "2000", "4000", "all")
 BEST_OF = [2, 4, 8, 16, 32, 64]
 PROMPTS = 128
-WIDTH_INCHES = 9.0
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def main(words: list[str] | None = None) -> None:
     print(format_rows(rows))
     (arguments.out / "figures.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     (arguments.out / "gold.png").write_bytes(
-        draw_png(GoldCurves("Gold of best-of-n by number of preference pairs", rows), WIDTH_INCHES, dark=False))
+        draw_png(GoldCurves("Gold of best-of-n by number of preference pairs", rows), dark=False))
 
 
 if __name__ == "__main__":

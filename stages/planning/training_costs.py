@@ -12,7 +12,8 @@ from stages.planning.shapes import QUANTISED, Shape
 from stages.planning.stage_plan import Memory, Run, StagePlan, largest, reads_reward_model, rollout_memory
 from stages.planning.steps import FP32, FULL, LORA, Batch, StepCost, Training, step_cost
 
-KEEP_CHECKPOINTS = 2  # of training/trainer.py
+KEEP_CHECKPOINTS = 2  # of training/checkpoint_plan.py
+Q_HEADS = 2  # of stages/ilql.py
 FOREACH_OPTIMIZERS = ("adam", "adamw")  # torch's step over all tensors at once has a copy of them in memory
 
 
@@ -123,7 +124,7 @@ def plan_ilql(stage: str, run: Run, settings: Any) -> StagePlan:
         raise ValueError("ilql.max_steps is null, and how many answers there are is not known: give --pairs or "
                          "ilql.max_steps")
     count = settings.max_steps * settings.batch_answers if settings.max_steps else int(pairs * settings.epochs)
-    length, heads = settings.max_length_tokens, 2 if settings.two_q_heads else 1
+    length, heads = settings.max_length_tokens, Q_HEADS
     rows = run.hardware.own_rows(settings.microbatch_answers, settings.batch_answers)
     batch = Batch.build(rows * length, length, rows, rows * (length - 1))
     cost, tokens = step_cost(shape, Training.read(settings), batch), batch.logit_tokens
@@ -248,7 +249,7 @@ def _plan_training(stage: str, run: Run, settings: Any, work: Work, cost: StepCo
     parameters += sum(tensors.count for tensors in (trained if training.tune == LORA else own))
     flops = cost.flops / work.rows_at_once * work.rows * work.length_share
     stored = size * (1 + work.keeps_best)
-    checkpoints = min(work.saves, getattr(settings, "keep_checkpoints", KEEP_CHECKPOINTS) + 1)
+    checkpoints = min(work.saves, KEEP_CHECKPOINTS + 1)
     return StagePlan(
         stage, parameters, sum(tensors.count for tensors in trained), weights | phase,
         int(work.rows * work.row_tokens * work.length_share), flops,

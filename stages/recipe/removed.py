@@ -35,10 +35,20 @@ REMOVED_SETTINGS = {
     "train_new_tokens": RemovedSetting("grow the base first, by Transformers' resize_token_embeddings", False),
     "lexical_buckets": RemovedSetting(LEXICAL_ADVICE),
     "lexical_penalty": RemovedSetting(LEXICAL_ADVICE),
+    "max_post_characters": RemovedSetting(NO_EVIDENCE, 200_000),
+    "max_post_tags": RemovedSetting(NO_EVIDENCE, 5_000),
+    "max_post_depth": RemovedSetting(NO_EVIDENCE, 100),
+    "max_post_blanks": RemovedSetting(NO_EVIDENCE, 1_000),
+    "initializer_range": RemovedSetting(NO_EVIDENCE, 0.05),
+    "warmup_share": RemovedSetting(NO_EVIDENCE, 0.05),
+    "two_q_heads": RemovedSetting(NO_EVIDENCE, True),
+    "surface_pairs": RemovedSetting(NO_EVIDENCE, 5_000),
+    "figure_width_inches": RemovedSetting(NO_EVIDENCE, 7.0),
+    "keep_checkpoints": RemovedSetting(NO_EVIDENCE, 2),
 }
 
 
 def drop_removed(values: dict) -> dict:
     """Return the settings of an earlier version without the removed ones that have their fixed value."""
-    return {name: value for name, value in values.items()
+    return {name: drop_removed(value) if isinstance(value, dict) else value for name, value in values.items()
             if name not in REMOVED_SETTINGS or value != REMOVED_SETTINGS[name].fixed_value}

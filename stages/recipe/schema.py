@@ -20,6 +20,7 @@ from stages.recipe.ranges import Range
 from stages.recipe.removed import REMOVED_SETTINGS, drop_removed
 
 EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", re.ASCII)
+LISTED_LAST = ("save_every_minutes", "sharding", "cpu_kernels", "log_to", "seed")  # how, not what is computed
 TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -131,8 +132,8 @@ def flatten(settings: Any) -> list[tuple[str, Any, str]]:
 
 
 def list_fields(settings: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field, Any]]:
-    """Yield the dotted name, the field and the value of every setting, nested sections included."""
-    for field in dataclasses.fields(settings):
+    """Yield the dotted name, the field and the value of every setting, nested sections included, LISTED_LAST last."""
+    for field in sorted(dataclasses.fields(settings), key=lambda field: field.name in LISTED_LAST):
         value, name = getattr(settings, field.name), prefix + field.name
         if dataclasses.is_dataclass(value):
             yield from list_fields(value, f"{name}.")

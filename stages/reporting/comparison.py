@@ -43,14 +43,13 @@ class ComparedRun:
     evaluation: dict | None
 
 
-def render_comparison(runs: list[ComparedRun], tables: dict[str, list[list[str]]], meanings: dict[str, str],
-                      width_inches: float) -> str:
+def render_comparison(runs: list[ComparedRun], tables: dict[str, list[list[str]]], meanings: dict[str, str]
+                      ) -> str:
     """Render the whole page.
 
     Args:
         tables: by heading; the first row of each is its head.
         meanings: of the settings, by 'section.name'.
-        width_inches: of a figure.
     """
     verdicts = [Verdict(kind, f"{run.label}: {headline}", {}) for run in runs if run.evaluation
                 for kind, headline in (policy_headline(run.evaluation, policy)
@@ -58,7 +57,7 @@ def render_comparison(runs: list[ComparedRun], tables: dict[str, list[list[str]]
     sections = {title: _render_table(title, rows, meanings) for title, rows in tables.items()}
     return render_page(
         f"{len(runs)} runs compared: {', '.join(run.label for run in runs)}", verdicts, _render_short_tables(runs),
-        {**sections, "Learning curves": _render_curves(runs, width_inches)})
+        {**sections, "Learning curves": _render_curves(runs)})
 
 
 def _render_table(title: str, rows: list[list[str]], meanings: dict[str, str]) -> Html:
@@ -89,11 +88,11 @@ def _split_temperatures(label: str, value: str) -> tuple[str, str]:
     return label.replace("->", "→"), value.replace("->", "→")
 
 
-def _render_curves(runs: list[ComparedRun], width_inches: float) -> Html:
+def _render_curves(runs: list[ComparedRun]) -> Html:
     words = "On held-out questions where they are measured there. A reward is its own run's, after scaling."
     figures = [curves for artifact, stage in _trained_artifacts(runs).items() for spec in CURVES[stage]
                if spec.name in COMPARED_CURVES[stage] and (curves := _overlay(runs, artifact, spec))]
-    pictures = (picture(*(draw_png(curves, width_inches, dark) for dark in (False, True)), curves.title)
+    pictures = (picture(*(draw_png(curves, dark) for dark in (False, True)), curves.title)
                 for curves in figures)
     return join_html([element("p", words, class_="faint"), element("div", *pictures, class_="figures")])
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from stages.render.html import Html, element, picture
 
-ASPECT = 0.56
+WIDTH_INCHES, ASPECT = 7.0, 0.56
 DPI = 110
 # A figure has a few colours and their blends: 64 take a third of the bytes and look the same. Snakemake's own report
 # embeds ours, and browsers refuse an embedded page of over 2 MB.
@@ -138,21 +138,21 @@ class Drawable(Protocol):
 
 
 @contextmanager
-def _drawn(figure: Drawable, width_inches: float, dark: bool) -> Iterator[FigureCanvasAgg]:
+def _drawn(figure: Drawable, dark: bool) -> Iterator[FigureCanvasAgg]:
     """Yield a canvas with the figure, in whose colours and fonts the block runs."""
     ground, ink, colours = DARK if dark else LIGHT
     text_colours = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), ink)
     with matplotlib.rc_context({**BASE, **text_colours, "axes.facecolor": ground, "figure.facecolor": ground}):
-        canvas = FigureCanvasAgg(Figure(figsize=(width_inches, ASPECT * width_inches), dpi=DPI))
+        canvas = FigureCanvasAgg(Figure(figsize=(WIDTH_INCHES, ASPECT * WIDTH_INCHES), dpi=DPI))
         axes = canvas.figure.add_subplot()
         axes.set_title(figure.title)
         figure.draw(axes, colours)
         yield canvas
 
 
-def draw_png(figure: Drawable, width_inches: float, dark: bool) -> bytes:
+def draw_png(figure: Drawable, dark: bool) -> bytes:
     """Draw a figure as a PNG file; the same figure gives the same bytes."""
-    with _drawn(figure, width_inches, dark) as canvas:
+    with _drawn(figure, dark) as canvas:
         canvas.draw()
         pixels = Image.frombytes("RGBA", canvas.get_width_height(), canvas.buffer_rgba())
     stream = io.BytesIO()
@@ -160,10 +160,10 @@ def draw_png(figure: Drawable, width_inches: float, dark: bool) -> bytes:
     return stream.getvalue()
 
 
-def draw_svg(figure: Drawable, width_inches: float) -> bytes:
+def draw_svg(figure: Drawable) -> bytes:
     """Draw a figure as an SVG file for print, light, with letters as paths; the same figure gives the same bytes."""
     stream = io.BytesIO()
-    with _drawn(figure, width_inches, dark=False) as canvas:
+    with _drawn(figure, dark=False) as canvas:
         canvas.figure.savefig(stream, format="svg", metadata={"Date": None})
     return stream.getvalue()
 
@@ -171,8 +171,8 @@ def draw_svg(figure: Drawable, width_inches: float) -> bytes:
 class FigureFolder:
     """Draws figures into a folder, as PNG (light and dark) and SVG, and returns them as elements of the page."""
 
-    def __init__(self, folder: Path, width_inches: float):
-        self.folder, self.width_inches, self.count = folder, width_inches, 0
+    def __init__(self, folder: Path):
+        self.folder, self.count = folder, 0
         folder.mkdir(exist_ok=True)
 
     def draw(self, figures: dict[str, Drawable]) -> Html:
@@ -180,10 +180,10 @@ class FigureFolder:
         return element("div", *(self._draw(name, figure) for name, figure in figures.items()), class_="figures")
 
     def _draw(self, name: str, figure: Drawable) -> Html:
-        light, dark = (draw_png(figure, self.width_inches, dark) for dark in (False, True))
+        light, dark = (draw_png(figure, dark) for dark in (False, True))
         (self.folder / f"{name}.png").write_bytes(light)
         (self.folder / f"{name}-dark.png").write_bytes(dark)
-        (self.folder / f"{name}.svg").write_bytes(draw_svg(figure, self.width_inches))
+        (self.folder / f"{name}.svg").write_bytes(draw_svg(figure))
         self.count += 1
         return picture(light, dark, figure.title)
 

@@ -22,7 +22,7 @@ from stages.runtime.stage_lines import print_line
 from stages.runtime.stopping import Stopped, StopRequest, deferred
 from stages.stackexchange.prompt import PROMPT_PREFIX, PROMPT_SUFFIX, Template, parse_question
 from stages.training import checkpoint
-from stages.training.checkpoint_plan import CheckpointTimer
+from stages.training.checkpoint_plan import KEEP_CHECKPOINTS, CheckpointTimer
 from stages.training.loggers import TIMING, TrainingLogger
 
 LOGGED_SAMPLES = 8  # validation prompts whose answers are logged at every evaluation
@@ -39,7 +39,6 @@ class LoopSettings:
     evaluate_every_iterations: int
     save_every_iterations: int
     save_every_minutes: float | None
-    keep_checkpoints: int
     seed: int
     critic_warmup_iterations: int
     responses_per_prompt: int
@@ -181,8 +180,7 @@ class TrainingLoop:
         facts = {"iteration": self.iteration, "best": self.best, "stopping": self.stopping.state(),
                  "trainer": self.trainer.state()}
         tensors = {name: sharding.whole(tensor) for name, tensor in {**weights, **optimizer, **best}.items()}
-        checkpoint.save_checkpoint(self.out, tensors, facts, number=self.iteration,
-                                   keep=self.settings.keep_checkpoints)
+        checkpoint.save_checkpoint(self.out, tensors, facts, number=self.iteration, keep=KEEP_CHECKPOINTS)
 
     @torch.no_grad()
     def _load_weights(self, tensors: dict[str, torch.Tensor]) -> None:

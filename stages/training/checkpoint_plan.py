@@ -12,9 +12,11 @@ from stages.runtime.processes import is_main
 from stages.training.checkpoint import list_checkpoints
 from stages.training.optimizers import optimizer_state_bytes
 
+KEEP_CHECKPOINTS = 2  # the newest ones
+
 
 def check_training_space(out: Path, parameters: Iterable[torch.nn.Parameter], *, optimizer: str, saves: int,
-                         keep_checkpoints: int, keeps_best: bool, checkpoints: Path) -> None:
+                         keeps_best: bool, checkpoints: Path, keep_checkpoints: int = KEEP_CHECKPOINTS) -> None:
     """Raise ValueError if the disk of `out` has no room for the checkpoints of a training and its result.
 
     At most `keep_checkpoints`, one that is being written, and the result are there at once. What an earlier attempt has

@@ -22,14 +22,19 @@ from stages.runtime.stage_lines import print_line
 from stages.runtime.stopping import Stopped, deferred
 from stages.training.callbacks import Evaluation, HistoryCallback, SaveCallback, StepCallback, load_trainable
 from stages.training.checkpoint import checkpoint_number, find_newest_intact
-from stages.training.checkpoint_plan import CheckpointTimer, check_training_space, checkpoint_interval, count_saves
+from stages.training.checkpoint_plan import (
+    KEEP_CHECKPOINTS,
+    CheckpointTimer,
+    check_training_space,
+    checkpoint_interval,
+    count_saves,
+)
 from stages.training.loggers import TrainingLogger
 from stages.training.optimizers import MuonWithAdamW
 from stages.training.step_trainer import RestoreLoss, ShardedStepTrainer, StepTrainer, saved_parameters
 
 CHECKPOINTS = "checkpoints"
 BEST = "best.safetensors"
-KEEP_CHECKPOINTS = 2
 LOG_EVERY_STEPS = 10
 
 
@@ -84,7 +89,7 @@ def train(
     if int(os.environ.get("WORLD_SIZE", "1")) > group.world_size():
         raise ValueError(f"{label} was started as one of several processes that have not met: start it by its command")
     check_training_space(
-        out, saved_parameters(model), optimizer=settings.optimizer, keep_checkpoints=KEEP_CHECKPOINTS,
+        out, saved_parameters(model), optimizer=settings.optimizer,
         saves=count_saves(len(dataset), settings.batch, settings.epochs, settings.max_steps,
                           checkpoint_interval(settings.save_every_steps, settings.save_every_minutes)),
         keeps_best=evaluation is not None and evaluation.score is not None, checkpoints=out / CHECKPOINTS)

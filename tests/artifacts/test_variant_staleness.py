@@ -82,5 +82,13 @@ def test_an_artifact_with_a_removed_setting_is_up_to_date_while_its_value_change
     assert stale_reasons(recipe, epochs=99) == [f"ppo.epochs is 99, recipe.yaml says {RECIPE.ppo.epochs}"]
 
 
+def test_a_removed_setting_of_a_nested_section_leaves_an_artifact_up_to_date_too(tmp_path):
+    folder, config = tmp_path / "base", result_settings(RECIPE.base)
+    folder.mkdir()
+    older = {"scratch": config["scratch"] | {"initializer_range": 0.05, "warmup_share": 0.05}}
+    (folder / "manifest.json").write_text(json.dumps({"stage": "base", "config": config | older, "inputs": {}}))
+    assert find_stale_reasons(read_record(folder), to_dict(RECIPE)) == []
+
+
 def test_a_run_that_is_named_frontier_has_no_variants(tmp_path):
     assert reasons(tmp_path / "frontier", "evaluate", "evaluate", {}) == []

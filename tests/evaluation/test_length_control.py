@@ -161,7 +161,7 @@ def evaluated(tmp_path_factory) -> tuple[dict, list[dict], str]:
     torch.manual_seed(1)
     LlamaForSequenceClassification(LlamaForSequenceClassification.from_pretrained(judge).config).save_pretrained(judge)
     evaluate.run(tiny_evaluation.CONFIG, folders["evaluate"], **inputs, judge=judge)
-    page = finished_run.page_of(folders, root, Report(figure_width_inches=3.0, side_by_side=2))
+    page = finished_run.page_of(folders, root, Report(side_by_side=2))
     return (json.loads((folders["evaluate"] / "metrics.json").read_text()),
             pq.read_table(folders["evaluate"] / "samples.parquet").to_pylist(), page)
 

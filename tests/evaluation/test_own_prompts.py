@@ -137,7 +137,7 @@ def test_the_page_and_the_card(evaluated, inputs, tmp_path):
     evaluation, *_ = evaluated
     out = tmp_path / "report"
     out.mkdir()
-    report.run(Report(side_by_side=3, figure_width_inches=3.0), out, base=inputs["base"],
+    report.run(Report(side_by_side=3), out, base=inputs["base"],
                policy={"ppo": inputs["base"].parent / "ppo"}, merged=[str(inputs["policy"]["ppo"])],
                evaluate=evaluation)
     page = (out / "report.html").read_text(encoding="utf-8")

@@ -146,7 +146,7 @@ def draw_dots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "draw_svg", lambda *_: b"<svg/>")
 
 
-def page_of(folders, tmp_path, config=evaluate.Report(figure_width_inches=3.0)) -> str:
+def page_of(folders, tmp_path, config=evaluate.Report()) -> str:
     out = tmp_path / "out"
     out.mkdir(exist_ok=True)
     returned = report.run(config, out, **folders)

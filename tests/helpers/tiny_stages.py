@@ -47,7 +47,7 @@ TINY = {
     "expert_iteration": ExpertIteration(
         lora=LORA, n=4, rounds=1, save_every_prompts=5, sequence_length_tokens=64, batch_sequences=2,
         microbatch_sequences=2, save_every_steps=1, validation_prompts=3, learning_rate=0.05, **SAMPLING),
-    "evaluate": Evaluate(max_pairs=8, surface_pairs=8, prompts=2, best_of=(2,), batch_prompts=4, max_prompt_tokens=64,
+    "evaluate": Evaluate(max_pairs=8, prompts=2, best_of=(2,), batch_prompts=4, max_prompt_tokens=64,
                          max_response_tokens=4, temperatures=(1.0, 0.0), temperature_prompts=2, bootstrap_samples=10),
 }
 

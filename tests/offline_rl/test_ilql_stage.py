@@ -120,8 +120,8 @@ def test_beta_0_is_the_model_itself(inputs, trained, merged, tmp_path):
 
 
 def test_a_whole_model_is_merged_with_its_heads(inputs, tmp_path):
-    out, _ = run(inputs, tmp_path / "ilql", tune="full", max_steps=2, two_q_heads=False)
-    assert not (out / "adapter_config.json").exists() and load_q_heads(out).count == 1
+    out, _ = run(inputs, tmp_path / "ilql", tune="full", max_steps=2)
+    assert not (out / "adapter_config.json").exists() and load_q_heads(out).count == 2
     (tmp_path / "merged").mkdir()
     merge.run(Merge(dtype="fp32"), tmp_path / "merged", base=inputs["policy"], adapter=[str(out)],
               pairs=inputs["pairs"])

@@ -42,7 +42,7 @@ SIZES = {
             "forward_prompts": 2, "epochs": 1, "max_prompt_tokens": 64, "max_response_tokens": 4,
             "validation_prompts": 2, "evaluate_every_iterations": 1, "save_every_iterations": 1,
             "require_reward": "none"},
-    "evaluate": {"max_pairs": 8, "surface_pairs": 8, "prompts": 2, "best_of": [2], "batch_prompts": 4,
+    "evaluate": {"max_pairs": 8, "prompts": 2, "best_of": [2], "batch_prompts": 4,
                  "max_prompt_tokens": 64, "max_response_tokens": 4, "temperatures": [1.0, 0.0],
                  "temperature_prompts": 2, "bootstrap_samples": 10},
     "report": {"side_by_side": 2},

@@ -17,7 +17,7 @@ SMALL = 1e-12  # stands for an end that is excluded
 ALONE = {
     "posts": "min_answers+ max_row_bytes- max_question_bytes-",
     "pairs": "min_score_gap+ min_question_length+ min_answer_length+ max_question_length- max_answer_length- "
-             "max_post_characters- max_post_tags- evaluation_share-",
+             "evaluation_share-",
     "base": "scratch.hidden_size- scratch.heads+ scratch.max_position_tokens- scratch.learning_rate+",
     "sft": "lora.alpha+ lora.dropout+ learning_rate+ max_answer_tokens-",
     "reward": "layers- layers+ head_penalty- head_penalty+ lora.alpha+ lora.dropout+ learning_rate+ "
@@ -65,8 +65,8 @@ BESIDE = {
     "expert_iteration+": {"reward_combine": "mean_minus_std"},
     "ppo+": {"reward_combine": "mean_minus_std"},
 }
-REPORTS = {"-": Report(side_by_side=0, figure_width_inches=1),
-           "+": Report(side_by_side=10**12, figure_width_inches=20)}
+REPORTS = {"-": Report(side_by_side=0),
+           "+": Report(side_by_side=10**12)}
 
 
 @pytest.fixture(scope="module")
@@ -123,4 +123,4 @@ def test_every_end_is_listed_once_and_exists():
     for stage, words in [*ALONE.items(), *NOT_RUN.items()]:
         assert {word[:-1] for word in words.split()} <= set(list_ranges(tiny_stages.TINY[stage])), stage
     assert all(not {*ALONE[stage].split()} & {*NOT_RUN.get(stage, "").split()} for stage in ALONE)
-    assert set(list_ranges(REPORTS["-"])) == {"side_by_side", "figure_width_inches"}
+    assert set(list_ranges(REPORTS["-"])) == {"side_by_side"}

@@ -42,10 +42,10 @@ def test_an_axis_shows_values_and_not_their_distance_from_an_offset():
 
 def test_an_svg_file_is_the_same_in_every_process_and_shows_a_title_as_it_is():
     figure = figures.Curves("a < b & <script>", "step", {"a": [(1, 2.0), (2, 3.0)], "b": [(1, 1.0)]})
-    drawn = figures.draw_svg(figure, 5.0)
+    drawn = figures.draw_svg(figure)
     root = ElementTree.fromstring(drawn)
     assert root.tag.endswith("svg") and not list(root.iter("{http://www.w3.org/2000/svg}script"))
-    program = f"import sys; from stages.reporting.figures import *; sys.stdout.buffer.write(draw_svg({figure!r}, 5.0))"
+    program = f"import sys; from stages.reporting.figures import *; sys.stdout.buffer.write(draw_svg({figure!r}))"
     again = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True).stdout
     assert again == drawn
 

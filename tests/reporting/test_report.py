@@ -165,9 +165,9 @@ def test_artifacts_stand_after_what_they_were_made_from():
 def test_a_figure_is_small(dark):
     """Browsers show no embedded page over 2 MB, as Snakemake's report holds it: about 32 figures, light and dark."""
     lines = {name: [(x, (x * 37 % 101) / seed) for x in range(40)] for seed, name in enumerate(("a", "b", "c"), 1)}
-    drawn = draw_png(Curves("Three lines", "step", lines), evaluate.Report().figure_width_inches, dark)
+    drawn = draw_png(Curves("Three lines", "step", lines), dark)
     assert len(drawn) < 30_000  # the busiest there is; most are half of that
-    assert drawn == draw_png(Curves("Three lines", "step", lines), evaluate.Report().figure_width_inches, dark)
+    assert drawn == draw_png(Curves("Three lines", "step", lines), dark)
 
 
 def test_the_funnel_adds_up_or_says_what_is_missing():
@@ -274,7 +274,7 @@ def test_every_number_that_is_drawn_of_ppo_is_one_that_it_writes():
 
 def test_no_more_answers_than_asked_for(artifacts, tmp_path, dots):
     write(artifacts, metrics(), [sample(number) | {"reward_ppo": 0.1 * number} for number in range(10)])
-    page = page_of(artifacts, tmp_path, evaluate.Report(side_by_side=4, figure_width_inches=3.0))
+    page = page_of(artifacts, tmp_path, evaluate.Report(side_by_side=4))
     assert re.findall(r"question (\d+)</a>", page) == ["5", "0", "2", "5", "7", "9", "8", "7"]
     assert page.count("<b>PPO</b>") == 7  # four side by side, and three of the highest reward
 

@@ -28,7 +28,7 @@ def page(tmp_path_factory) -> str:
     inputs = tiny_evaluation.save_inputs(root / "models", tiny_evaluation.make_tokenizer())
     inputs["policy"]["dpo"] = inputs["base"]
     evaluate.run(tiny_evaluation.CONFIG, folders["evaluate"], **inputs)
-    return finished_run.page_of(folders, root, Report(figure_width_inches=3.0, side_by_side=2))
+    return finished_run.page_of(folders, root, Report(side_by_side=2))
 
 
 def test_each_policy_has_its_verdict_curves_monitors_and_answers(page):

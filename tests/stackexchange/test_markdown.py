@@ -12,7 +12,7 @@ from lxml import etree
 from markdownify import markdownify
 
 from stages.stackexchange.markdown import limits as bounds
-from stages.stackexchange.markdown.convert import Limits, NotConvertedError, make_converter
+from stages.stackexchange.markdown.convert import NotConvertedError, make_converter
 from tests.helpers.stackexchange_dumps import REAL
 
 POSTS = REAL / "coffee.stackexchange.com/Posts.xml"
@@ -233,16 +233,18 @@ def test_markdown_passes_and_styles_are_two():
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("limits, most, over, reason", [
-    (Limits(max_characters=40), "x" * 40, "x" * 41, "too long"),
-    (Limits(max_characters=60), "<ul><li>a<li>b</ul>", "<ol start=123456789><li>" + "a<br>" * 6, "too long"),
-    (Limits(max_tags=4), "<b>a</b><hr><hr>", "<b>a</b><hr><hr><hr>", "too many tags"),
-    (Limits(max_depth=9), "<div>" * 9 + "x", "<div>" * 10 + "x", "nested too deeply"),
-    (Limits(max_blanks=9), "a" + " " * 9 + "b", "a" + " " * 5 + "&#32;<b>    c</b>", "too much white space"),
-    (Limits(), "<ol start=123456789><li>x", "<ol start=1234567890><li>x", "list starts at an absurd number"),
-    (Limits(max_characters=200), "<u>" * 9 + "x" * 100, "<u>" * 33 + "x" * 100, "too much nested text"),
-    (Limits(), "<soups>x", "<soup>x", r"markdownify fails \(TypeError\)")])
-def test_caps(style, limits, most, over, reason):
-    convert = make_converter(style, limits)
+    ({"MAX_CHARACTERS": 40}, "x" * 40, "x" * 41, "too long"),
+    ({"MAX_CHARACTERS": 60}, "<ul><li>a<li>b</ul>", "<ol start=123456789><li>" + "a<br>" * 6, "too long"),
+    ({"MAX_TAGS": 4}, "<b>a</b><hr><hr>", "<b>a</b><hr><hr><hr>", "too many tags"),
+    ({"MAX_DEPTH": 9}, "<div>" * 9 + "x", "<div>" * 10 + "x", "nested too deeply"),
+    ({"MAX_BLANKS": 9}, "a" + " " * 9 + "b", "a" + " " * 5 + "&#32;<b>    c</b>", "too much white space"),
+    ({}, "<ol start=123456789><li>x", "<ol start=1234567890><li>x", "list starts at an absurd number"),
+    ({"MAX_CHARACTERS": 200}, "<u>" * 9 + "x" * 100, "<u>" * 33 + "x" * 100, "too much nested text"),
+    ({}, "<soups>x", "<soup>x", r"markdownify fails \(TypeError\)")])
+def test_caps(style, limits, most, over, reason, monkeypatch):
+    for name, value in limits.items():
+        monkeypatch.setattr(bounds, name, value)
+    convert = make_converter(style)
     assert convert(most, "html")
     with pytest.raises(NotConvertedError, match=f"^{reason}$"):
         convert(over, "html")
@@ -315,7 +317,7 @@ def test_memory_is_bounded(style):
 
 
 def test_invented_tags_are_forgotten():
-    stock = bounds.BoundedConverter(Limits())
+    stock = bounds.BoundedConverter()
     for post in range(30):
         stock.convert("".join(f"<a{post}-{tag}></a{post}-{tag}>" for tag in range(90)))
     assert len(stock.convert_fn_cache) < 1200

@@ -31,6 +31,7 @@ from stages.stackexchange.pairs.table import question_key, read_pairs, sample_ro
 from stages.stackexchange.questions.table import read_tags
 
 SPLIT, BASELINE_SPLIT = "evaluation", "reward"
+BASELINE_PAIRS = 5_000  # that cheap baselines learn from, at most
 
 
 class DumpTask:
@@ -43,10 +44,10 @@ class DumpTask:
 
     def __init__(self, posts: Path, pairs: Path, tokenizer, *, base: Path, sft: Path, policies: dict[str, Path],
                  reward: Path, judge: Path | None, scorers: list[RewardFunction], answer_scorer: AnswerScorer,
-                 max_pairs: int, surface_pairs: int, longest: int, seed: int, **sizes: int):
-        """scorers: further scores of the answers. surface_pairs: that cheap baselines learn from."""
+                 max_pairs: int, longest: int, seed: int, **sizes: int):
+        """scorers: further scores of the answers."""
         self.posts, self.pairs, self.tokenizer, self.reward, self.judge = posts, pairs, tokenizer, reward, judge
-        self.scorers, self._answer_scorer, self._surface_pairs, self._seed = scorers, answer_scorer, surface_pairs, seed
+        self.scorers, self._answer_scorer, self._seed = scorers, answer_scorer, seed
         self.held_out = draw_held_out_pairs(
             read_pairs(pairs, SPLIT), tokenizer, max_pairs=max_pairs, max_tokens=longest, seed=seed)
         self.prompts = EvaluationPrompts(pairs, SPLIT, tokenizer, longest=longest, seed=seed, **sizes)
@@ -71,7 +72,7 @@ class DumpTask:
 
     def measure_rewards(self, scores: AnswerScores, estimate_mean: Callable) -> dict:
         """Measure the reward model and the judge on the held-out pairs."""
-        rows = sample_rows(read_pairs(self.pairs, BASELINE_SPLIT), self._surface_pairs, self._seed)
+        rows = sample_rows(read_pairs(self.pairs, BASELINE_SPLIT), BASELINE_PAIRS, self._seed)
         tags = read_tags(self.posts, {question_key(row) for row in self.held_out.rows})
         judge = scores.pairs["judge"]
         baselines = score_fitted_baselines(self.held_out, rows) | {LOG_PROBABILITY: scores.pairs["log_probability"]}

@@ -76,12 +76,6 @@ class Pairs:
     min_answer_length: int = setting(0, "drop pairs with a shorter answer [card: none]", within=COUNT_OR_NONE)
     max_answer_length: int | None = setting(
         None, "drop pairs with a longer answer; null: no limit [card]", within=COUNT)
-    max_post_characters: int = setting(
-        200_000, "do not convert posts with more characters of HTML or of Markdown [ours]", within=COUNT)
-    max_post_tags: int = setting(5_000, "do not convert posts with more '<' signs [ours]", within=COUNT)
-    max_post_depth: int = setting(100, "do not convert posts with more nested elements [ours]", within=Range(1, 150))
-    max_post_blanks: int = setting(
-        1_000, "do not convert posts with more consecutive whitespace characters [ours]", within=COUNT)
     finetune_share: float = setting(
         3.0, "size of the finetune split, relative to the other three [card: millions]", within=COEFFICIENT)
     reward_share: float = setting(3.0, "relative size of the reward split [card]", within=COEFFICIENT)

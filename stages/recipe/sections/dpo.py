@@ -17,21 +17,11 @@ from stages.recipe.ranges import (
 )
 from stages.recipe.schema import setting
 from stages.recipe.sections.models import Lora
-from stages.recipe.sections.shared import (
-    CpuKernels,
-    LogTo,
-    Precision,
-    Sharding,
-    check_training,
-    cpu_kernels_setting,
-    log_to_setting,
-    save_every_minutes_setting,
-    sharding_setting,
-)
+from stages.recipe.sections.shared import Precision, ShardedTraining, check_training
 
 
 @dataclass(frozen=True)
-class Dpo:
+class Dpo(ShardedTraining):
     """Direct preference optimisation (Rafailov et al. 2023) on the pairs of the reward split.
 
     [script] here is TRL's examples/research_projects/stack_llama_2/scripts/dpo_llama2.py.
@@ -67,12 +57,8 @@ class Dpo:
         0.05, "share of the reward split's questions held out to select the best checkpoint, the same ones as in "
         "reward [ours]", within=SHARE_BELOW_ALL)
     save_every_steps: int = setting(100, "steps between checkpoints and evaluations [script]", within=COUNT)
-    save_every_minutes: float | None = save_every_minutes_setting()
     patience_evaluations: int | None = setting(
         None, "stop after this many evaluations without a lower validation loss; null: never [script]", within=COUNT)
-    sharding: Sharding = sharding_setting()
-    cpu_kernels: CpuKernels = cpu_kernels_setting()
-    log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the initial adapter, the data order and dropout [script]", within=SEED)
 
     def __post_init__(self):

@@ -5,12 +5,8 @@ from typing import Literal
 
 from stages.recipe.algorithms import TRAINED
 from stages.recipe.ranges import BATCH, COEFFICIENT, COUNT, COUNT_OR_NONE, POSITIVE, SEED, TEMPERATURE, TOKENS, Range
-from stages.recipe.schema import setting
-from stages.recipe.sections.shared import (
-    CpuKernels,
-    Precision,
-    cpu_kernels_setting,
-)
+from stages.recipe.schema import setting, setting_of
+from stages.recipe.sections.shared import CpuKernels, Precision, Training
 
 
 @dataclass(frozen=True)
@@ -18,8 +14,6 @@ class Evaluate:
     """Comparison on held-out questions: reward model with baselines, policies with each other."""
 
     max_pairs: int = setting(20_000, "maximum held-out pairs to measure the reward model on [ours]", within=COUNT)
-    surface_pairs: int = setting(
-        5_000, "maximum pairs of the reward split to fit the surface baseline on [ours]", within=COUNT)
     prompts: int = setting(256, "held-out prompts that every policy answers [ours]", within=COUNT)
     best_of: tuple[int, ...] = setting(
         (2, 4, 8, 16), "best-of-n of SFT for each n; SFT answers each prompt as often as the largest n; empty: none "
@@ -52,7 +46,7 @@ class Evaluate:
     scorers: tuple[str, ...] = setting(
         (), "more scores of all policies, as sources in ppo.rewards that read text: 'package.module:function', "
         "has_code, ...; in the verdict, a rise in one counts as a rise in reward [ours]")
-    cpu_kernels: CpuKernels = cpu_kernels_setting()
+    cpu_kernels: CpuKernels = setting_of(Training, "cpu_kernels")
     cache: bool = setting(
         True, "take samples, log-probabilities and rewards of the same models, inputs, settings and code from .cache/ "
         "in the run's folder, where earlier evaluations stored them [ours]", affects_result=False)
@@ -73,7 +67,6 @@ class Report:
     """The report page."""
 
     side_by_side: int = setting(40, "questions shown with the answers of all policies [ours]", within=COUNT_OR_NONE)
-    figure_width_inches: float = setting(7.0, "width of a figure [ours]", within=Range(1, 20))
 
 
 @dataclass(frozen=True)

@@ -18,26 +18,17 @@ from stages.recipe.ranges import (
 )
 from stages.recipe.schema import setting
 from stages.recipe.sections.models import Lora
-from stages.recipe.sections.shared import (
-    CpuKernels,
-    LogTo,
-    Precision,
-    check_training,
-    cpu_kernels_setting,
-    log_to_setting,
-    save_every_minutes_setting,
-)
+from stages.recipe.sections.shared import Precision, Training, check_training
 
 
 @dataclass(frozen=True)
-class Ilql:
+class Ilql(Training):
     """Implicit language Q-learning on the scored answers of the reward split (Snell et al. 2022; sources: [trlX])."""
 
     lora: Lora = setting(Lora(), "the adapter")
     tune: Literal["lora", "full"] = setting(
         "lora", "what is trained beside the heads: an adapter, or all weights [ours; trlX: all]")
     precision: Precision = setting("bf16", "precision of the base model in training; heads are fp32 [ours]")
-    two_q_heads: bool = setting(True, "learn two Q heads, and take the smaller Q of an action [trlX]")
     gamma: float = setting(0.99, "discount of the value of the next token's state [trlX]", within=SHARE)
     tau: float = setting(
         0.7, "expectile of Q that V learns: 0.5 is the mean, towards 1 the best action in the data [trlX]",
@@ -69,16 +60,11 @@ class Ilql:
     warmup_steps: int = setting(0, "steps with a linear warmup of the learning rate [trlX]", within=COUNT_OR_NONE)
     weight_decay: float = setting(1e-6, "weight decay of AdamW [trlX]", within=DECAY)
     save_every_steps: int = setting(1000, "steps between checkpoints [trlX]", within=COUNT)
-    save_every_minutes: float | None = save_every_minutes_setting()
     validation_questions: int = setting(
         64, "held-out questions of the reward split, at most a tenth, for losses and samples [ours]",
         within=COUNT_OR_NONE)
     evaluate_every_steps: int = setting(100, "steps between evaluations [trlX]", within=COUNT)
-    cpu_kernels: CpuKernels = cpu_kernels_setting()
-    log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the initial adapter and heads, the data order and dropout [ours]", within=SEED)
-
-    sharding = "none"  # no setting
 
     def __post_init__(self):
         check_training(self)

@@ -19,8 +19,8 @@ from stages.recipe.ranges import (
     WIDTH,
     Range,
 )
-from stages.recipe.schema import setting
-from stages.recipe.sections.shared import CpuKernels, check_divides, cpu_kernels_setting, save_every_minutes_setting
+from stages.recipe.schema import setting, setting_of
+from stages.recipe.sections.shared import CpuKernels, Training, check_divides
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,12 @@ class Scratch:
     layers: int = setting(4, "number of transformer blocks [ours]", within=Range(1, 1000))
     heads: int = setting(4, "number of attention heads [ours]", within=WIDTH)
     max_position_tokens: int = setting(1024, "maximum sequence length [ours]", within=TOKENS)
-    initializer_range: float = setting(
-        0.05, "standard deviation of the initial weights; 0.02 learns facts more slowly here [ours]",
-        within=Range(0, 1, above=True))
     epochs: float = setting(2.0, "passes over the text of the site [ours]", within=EPOCHS)
     max_tokens: int = setting(8_000_000, "maximum training tokens; it overrides epochs [ours]", within=COUNT)
     optimizer: Literal["adamw", "muon"] = setting(
         "adamw", "'muon': Muon for the weight matrices of the layers, AdamW for the rest [ours]")
     learning_rate: float = setting(2e-3, "peak learning rate [ours]", within=LEARNING_RATE)
     weight_decay: float = setting(0.05, "weight decay of AdamW [ours]", within=DECAY)
-    warmup_share: float = setting(
-        0.05, "share of the steps with a linear warmup of the learning rate [ours]", within=SHARE)
     sequence_length_tokens: int = setting(256, "length of a packed block [ours]", within=BLOCK)
     batch_sequences: int = setting(16, "blocks per step [ours]", within=BATCH)
     precision: Literal["fp32", "mixed"] = setting("mixed", "'mixed': fp32 weights, bf16 matrix products [ours]")
@@ -72,8 +67,8 @@ class Base:
     model: str = setting("huggyllama/llama-7b", "hub id, local folder, .gguf file, or 'scratch' [paper: LLaMA 7B]")
     revision: str | None = setting(None, "commit or tag of a hub model; null: the newest [ours]")
     scratch: Scratch = setting(Scratch(), "used only if model is 'scratch'")
-    save_every_minutes: float | None = save_every_minutes_setting()
-    cpu_kernels: CpuKernels = cpu_kernels_setting()
+    save_every_minutes: float | None = setting_of(Training, "save_every_minutes")
+    cpu_kernels: CpuKernels = setting_of(Training, "cpu_kernels")
     seed: int = setting(42, "seed of the initial weights and of the data order [ours]", within=SEED)
 
 
@@ -107,4 +102,4 @@ class Merge:
         within=COEFFICIENT)
     max_accuracy_change: float = setting(
         0.05, "do not publish if the pair accuracy of a reward model changes by more, absolute [ours]", within=SHARE)
-    cpu_kernels: CpuKernels = cpu_kernels_setting()
+    cpu_kernels: CpuKernels = setting_of(Training, "cpu_kernels")

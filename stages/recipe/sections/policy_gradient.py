@@ -19,22 +19,11 @@ from stages.recipe.ranges import (
 from stages.recipe.schema import setting
 from stages.recipe.sections.models import Lora
 from stages.recipe.sections.rewards import RewardSettings
-from stages.recipe.sections.shared import (
-    CpuKernels,
-    LogTo,
-    Precision,
-    Sharding,
-    check_divides,
-    check_training,
-    cpu_kernels_setting,
-    log_to_setting,
-    save_every_minutes_setting,
-    sharding_setting,
-)
+from stages.recipe.sections.shared import Precision, ShardedTraining, check_divides, check_training
 
 
 @dataclass(frozen=True)
-class PolicyGradient(RewardSettings):
+class PolicyGradient(RewardSettings, ShardedTraining):
     """What a policy gradient method on sampled responses needs, without what a critic needs."""
 
     lora: Lora = setting(
@@ -119,12 +108,6 @@ class PolicyGradient(RewardSettings):
         None, "stop after this many evaluations without a better validation_selection_score; null: never [ours]",
         within=COUNT)
     save_every_iterations: int = setting(10, "iterations between checkpoints [ours]", within=COUNT)
-    save_every_minutes: float | None = save_every_minutes_setting()
-    keep_checkpoints: int = setting(
-        2, "newest checkpoints to keep, each with the best policy so far [ours]", within=COUNT)
-    sharding: Sharding = sharding_setting()
-    cpu_kernels: CpuKernels = cpu_kernels_setting()
-    log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of prompts, sampling and minibatches [script]", within=SEED)
 
     def __post_init__(self):

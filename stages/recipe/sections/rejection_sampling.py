@@ -9,16 +9,7 @@ from stages.recipe.sections.models import Lora
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSettings
 from stages.recipe.sections.sft import Sft
-from stages.recipe.sections.shared import (
-    CpuKernels,
-    LogTo,
-    Precision,
-    check_log_to,
-    check_training,
-    cpu_kernels_setting,
-    log_to_setting,
-    save_every_minutes_setting,
-)
+from stages.recipe.sections.shared import CpuKernels, LogTo, Precision, Training, check_log_to, check_training
 
 
 @dataclass(frozen=True)
@@ -35,8 +26,8 @@ class BestOfN(RewardSettings):
         64, "prompts whose scored responses are stored together: what a kill costs at most [ours]", within=COUNT)
     precision: Precision = setting("bf16", "precision of policy and reward model [ours]")
     bootstrap_samples: int = setting(1000, "bootstrap samples of each 95 % interval [ours]", within=COUNT)
-    cpu_kernels: CpuKernels = cpu_kernels_setting()
-    log_to: LogTo = log_to_setting()
+    cpu_kernels: CpuKernels = setting_of(Training, "cpu_kernels")
+    log_to: LogTo = setting_of(Training, "log_to")
     seed: int = setting(0, "seed of prompts, sampling and intervals [ours]", within=SEED)
 
     def __post_init__(self):
@@ -45,7 +36,7 @@ class BestOfN(RewardSettings):
 
 
 @dataclass(frozen=True)
-class ExpertIteration(RewardSettings):
+class ExpertIteration(RewardSettings, Training):
     """Rounds of sampling, and of fine-tuning on the sampled responses with the highest rewards."""
 
     rounds: int = setting(3, "rounds of sampling and fine-tuning, at most [ReST^EM: 1 to 3]", within=Range(1, 1000))
@@ -81,18 +72,13 @@ class ExpertIteration(RewardSettings):
     weight_decay: float = setting_of(Sft, "weight_decay")
     gradient_checkpointing: bool = setting_of(Sft, "gradient_checkpointing")
     save_every_steps: int = setting_of(Sft, "save_every_steps", 100)
-    save_every_minutes: float | None = save_every_minutes_setting()
     validation_prompts: int = setting_of(Ppo, "validation_prompts")
     kl_coefficient: float = setting(
         0.2, "coefficient of the KL in validation_selection_score, which chooses the best round [as ppo]",
         within=COEFFICIENT)
     patience_rounds: int | None = setting(
         1, "stop after this many rounds without a better validation_selection_score; null: never [ours]", within=COUNT)
-    cpu_kernels: CpuKernels = cpu_kernels_setting()
-    log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the adapter, prompts, sampling and the data order [ours]", within=SEED)
-
-    sharding = "none"  # no setting
 
     def __post_init__(self):
         super().__post_init__()

@@ -20,21 +20,11 @@ from stages.recipe.ranges import (
 )
 from stages.recipe.schema import setting
 from stages.recipe.sections.models import Lora
-from stages.recipe.sections.shared import (
-    CpuKernels,
-    LogTo,
-    Precision,
-    Sharding,
-    check_training,
-    cpu_kernels_setting,
-    log_to_setting,
-    save_every_minutes_setting,
-    sharding_setting,
-)
+from stages.recipe.sections.shared import Precision, ShardedTraining, check_training
 
 
 @dataclass(frozen=True)
-class Reward:
+class Reward(ShardedTraining):
     """Pairwise reward model: loss -log sigmoid(r_j - r_k)."""
 
     start_from: Literal["sft", "base"] = setting(
@@ -97,12 +87,8 @@ class Reward:
         0.05, "share of the reward split's questions held out to select the best checkpoint [ours]",
         within=SHARE_BELOW_ALL)
     save_every_steps: int = setting(500, "steps between checkpoints and evaluations [script]", within=COUNT)
-    save_every_minutes: float | None = save_every_minutes_setting()
     patience_evaluations: int | None = setting(
         None, "stop after this many evaluations without a better one; null: never [script]", within=COUNT)
-    sharding: Sharding = sharding_setting()
-    cpu_kernels: CpuKernels = cpu_kernels_setting()
-    log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the head, the data order and dropout [script]", within=SEED)
 
     length_weight = 0.0  # no setting: of the score; tune 'head' fits it

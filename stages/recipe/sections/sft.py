@@ -6,21 +6,11 @@ from typing import Literal
 from stages.recipe.ranges import BATCH, BLOCK, COUNT, COUNT_OR_NONE, DECAY, EPOCHS, LEARNING_RATE, SEED
 from stages.recipe.schema import setting
 from stages.recipe.sections.models import Lora
-from stages.recipe.sections.shared import (
-    CpuKernels,
-    LogTo,
-    Precision,
-    Sharding,
-    check_training,
-    cpu_kernels_setting,
-    log_to_setting,
-    save_every_minutes_setting,
-    sharding_setting,
-)
+from stages.recipe.sections.shared import Precision, ShardedTraining, check_training
 
 
 @dataclass(frozen=True)
-class Sft:
+class Sft(ShardedTraining):
     """Supervised fine-tuning on the better answers of the finetune split."""
 
     lora: Lora = setting(Lora(), "the adapter")
@@ -46,7 +36,6 @@ class Sft:
     weight_decay: float = setting(0.05, "weight decay of AdamW [script]", within=DECAY)
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass [script: off by default]")
     save_every_steps: int = setting(1000, "steps between checkpoints [script]", within=COUNT)
-    save_every_minutes: float | None = save_every_minutes_setting()
     validation_questions: int = setting(
         64, "held-out questions of the finetune split, at most a tenth, for perplexity, EOS rate and samples [ours]",
         within=COUNT_OR_NONE)
@@ -54,9 +43,6 @@ class Sft:
     patience_evaluations: int | None = setting(
         None, "stop after this many evaluations without a lower perplexity, and keep the best weights; null: train to "
         "the end and keep the last [script]", within=COUNT)
-    sharding: Sharding = sharding_setting()
-    cpu_kernels: CpuKernels = cpu_kernels_setting()
-    log_to: LogTo = log_to_setting()
     seed: int = setting(0, "seed of the initial adapter, the data order and dropout [script]", within=SEED)
 
     def __post_init__(self):

@@ -1,6 +1,6 @@
 """Types, settings and checks that several sections share; the work units of a step."""
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from stages.recipe.ranges import POSITIVE
@@ -15,6 +15,32 @@ UNLIMITED = 1 << 30  # batches of forward passes
 LogTo = tuple[Literal["terminal", "jsonl", "tensorboard", "wandb"], ...]
 
 
+@dataclass(frozen=True)
+class Training:
+    """What every training has beside its own settings; `list_fields` lists it last."""
+
+    save_every_minutes: float | None = setting(
+        30.0, "minutes after a checkpoint until another one is saved, without an evaluation; null: never; the result "
+        "is the same bit for bit [ours]", within=POSITIVE, affects_result=False)
+    cpu_kernels: CpuKernels = setting(
+        "auto", "'auto': compute with this project's C++ kernels on a CPU, if there is a C++ compiler; 'off': with "
+        "torch only; results differ by rounding [ours]")
+    log_to: LogTo = setting(
+        ("terminal", "jsonl"), "where metrics and samples go during training: terminal, jsonl (the artifact's own "
+        "files), tensorboard, wandb (offline unless WANDB_MODE is set) [ours]", affects_result=False)
+
+    sharding = "none"  # no setting
+
+
+@dataclass(frozen=True)
+class ShardedTraining(Training):
+    """A training that can split its models over processes."""
+
+    sharding: Sharding = setting(
+        "none", "'fsdp': each of several processes stores a share of the layers' weights (FSDP2, ZeRO stage 3), for "
+        "models that do not fit one card; results differ by rounding [ours]")
+
+
 def check_training(section: Any, trains_whole: bool | None = None) -> None:
     """Check the settings that all sections of trainings have; ValueError for the first that cannot be.
 
@@ -24,7 +50,7 @@ def check_training(section: Any, trains_whole: bool | None = None) -> None:
     if section.tune == "full" and section.precision in QUANTISED:
         raise ValueError(f"tune 'full' needs trainable weights, and {section.precision} is quantised: set "
                          f"precision to fp32, mixed or bf16")
-    if getattr(section, "sharding", "none") != "none":
+    if section.sharding != "none":
         _check_sharding(section, section.tune == "full" if trains_whole is None else trains_whole)
     part, whole = find_batch_settings(section)
     check_divides(getattr(section, part), getattr(section, whole), part, whole)
@@ -52,34 +78,6 @@ def check_log_to(log_to: LogTo) -> None:
     if "jsonl" not in log_to or len(set(log_to)) < len(log_to):
         raise ValueError(f"log_to must name jsonl, whose files are part of the artifact, and nothing twice, not "
                          f"{', '.join(log_to) or 'nothing'}")
-
-
-def sharding_setting():
-    """Declare the setting sharding, the same in every section that can split its models over processes."""
-    return setting(
-        "none", "'fsdp': each of several processes stores a share of the layers' weights (FSDP2, ZeRO stage 3), for "
-        "models that do not fit one card; results differ by rounding [ours]")
-
-
-def cpu_kernels_setting():
-    """Declare the setting cpu_kernels, the same in every section of a stage that computes with a model."""
-    return setting(
-        "auto", "'auto': compute with this project's C++ kernels on a CPU, if there is a C++ compiler; 'off': with "
-        "torch only; results differ by rounding [ours]")
-
-
-def save_every_minutes_setting():
-    """Declare the setting save_every_minutes, the same in every section of a stage that saves checkpoints."""
-    return setting(
-        30.0, "minutes after a checkpoint until another one is saved, without an evaluation; null: never; the result "
-        "is the same bit for bit [ours]", within=POSITIVE, affects_result=False)
-
-
-def log_to_setting():
-    """Declare the setting log_to, the same in every training section."""
-    return setting(
-        ("terminal", "jsonl"), "where metrics and samples go during training: terminal, jsonl (the artifact's own "
-        "files), tensorboard, wandb (offline unless WANDB_MODE is set) [ours]", affects_result=False)
 
 
 def find_batch_settings(section: Any) -> tuple[str, str] | None:

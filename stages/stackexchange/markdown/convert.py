@@ -16,7 +16,8 @@ from collections.abc import Callable
 from bs4 import Comment, Declaration, Doctype, NavigableString, ProcessingInstruction, Tag
 from markdownify import ATX, MarkdownConverter, abstract_inline_conversion, chomp
 
-from stages.stackexchange.markdown.limits import TOO_LONG, TOO_MANY_TAGS, BoundedConverter, Limits, NotConvertedError
+from stages.stackexchange.markdown import limits
+from stages.stackexchange.markdown.limits import TOO_LONG, TOO_MANY_TAGS, BoundedConverter, NotConvertedError
 
 MARK = "\0"  # not allowed in HTML, and replaced by U+FFFD
 MARKED_LINE = re.compile(f"^([^{MARK}\n]*){MARK}([0-9]+){MARK}$", re.MULTILINE)
@@ -46,8 +47,8 @@ class CleanConverter(BoundedConverter):
     HTML, which GitHub renders as well: `H<sub>2</sub>O` cannot be mistaken for mathematics.
     """
 
-    def __init__(self, limits: Limits):
-        super().__init__(limits, heading_style=ATX, bullets="-", escape_asterisks=False, escape_underscores=False,
+    def __init__(self):
+        super().__init__(heading_style=ATX, bullets="-", escape_asterisks=False, escape_underscores=False,
                          sub_symbol="<sub>", sup_symbol="<sup>", table_infer_header=True)
         self.codes: list[str] = []
 
@@ -63,7 +64,7 @@ class CleanConverter(BoundedConverter):
         before, number = line.groups()
         first, *others = self.codes[int(number)].split("\n")
         self.converted += sum(map(len, others)) + len(before) * len(others)
-        if self.converted > self.limits.max_characters:
+        if self.converted > limits.MAX_CHARACTERS:
             raise NotConvertedError(TOO_LONG)
         if not CONTAINERS.fullmatch(before):  # bold text or a term: only broken HTML has this
             return "\n".join([before.rstrip(), "", first, *others])
@@ -175,8 +176,8 @@ def code_language(pre: Tag) -> str:
 class PublishedConverter(BoundedConverter):
     """Converts to the published style."""
 
-    def __init__(self, limits: Limits):
-        super().__init__(limits, code_language_callback=published_language)
+    def __init__(self):
+        super().__init__(code_language_callback=published_language)
 
     def convert(self, html: str) -> str:
         return BLANK_LINES.sub("\n\n", super().convert(html)).strip()
@@ -188,7 +189,7 @@ def published_language(pre: Tag) -> str:
     return classes[0].rpartition("-")[2] if classes else ""
 
 
-def make_converter(style: str, limits: Limits = Limits()) -> Converter:
+def make_converter(style: str) -> Converter:
     """Make a function (text, markup) -> Markdown in `style`, for one thread at a time.
 
     Its markup is "html", or "markdown" for text that is returned unchanged. It raises NotConvertedError and nothing
@@ -196,14 +197,14 @@ def make_converter(style: str, limits: Limits = Limits()) -> Converter:
     """
     if style not in STYLES:
         raise ValueError(f"markdown style {style!r} is none of {', '.join(STYLES)}")
-    converter = (PublishedConverter if style == "published" else CleanConverter)(limits)
+    converter = (PublishedConverter if style == "published" else CleanConverter)()
 
     def convert(text: str, markup: str) -> str:
-        if len(text) > limits.max_characters:
+        if len(text) > limits.MAX_CHARACTERS:
             raise NotConvertedError(TOO_LONG)
         if markup == "markdown":
             return text
-        if text.count("<") > limits.max_tags:
+        if text.count("<") > limits.MAX_TAGS:
             raise NotConvertedError(TOO_MANY_TAGS)
         try:
             markdown = converter.convert(text).encode("utf-8", "replace").decode()
@@ -211,7 +212,7 @@ def make_converter(style: str, limits: Limits = Limits()) -> Converter:
             raise
         except Exception as error:  # hostile HTML can fail anywhere in parser and converter: drop the post, not the run
             raise NotConvertedError(f"markdownify fails ({type(error).__name__})") from None
-        if len(markdown) > limits.max_characters:
+        if len(markdown) > limits.MAX_CHARACTERS:
             raise NotConvertedError(TOO_LONG)
         return markdown
 

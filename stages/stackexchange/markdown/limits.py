@@ -7,7 +7,6 @@ characters allows. A limit that a post is too short to exceed is not checked.
 
 import re
 import warnings
-from dataclasses import dataclass
 from html import unescape
 
 from bs4 import BeautifulSoup, NavigableString, Tag
@@ -19,6 +18,10 @@ TOO_LONG, TOO_DEEP, TOO_MANY_TAGS = "too long", "nested too deeply", "too many t
 TOO_BLANK, TOO_NESTED, TOO_BROKEN = "too much white space", "too much nested text", "too many broken tags"
 ODD_NUMBER = "list starts at an absurd number"
 
+MAX_CHARACTERS = 200_000  # of a post's HTML, and of its Markdown
+MAX_TAGS = 5_000  # "<" in the HTML
+MAX_DEPTH = 100  # nested elements; four Python frames each, whoever calls
+MAX_BLANKS = 1_000  # consecutive white space in the text
 LEVELS = 10  # how often a character may be converted on average: once for each element around it
 START_DIGITS = 9  # of a list's first number, as in CommonMark; they indent every line of the list
 BROKEN_TAG_CHARACTERS = 5_000_000  # an unclosed tag is searched for its end up to the end of the post
@@ -38,16 +41,6 @@ TEXT, ENTITY, END, START, EMPTY = 1, 2, 3, 5, 7  # last group of each kind of to
 
 class NotConvertedError(ValueError):
     """A post cannot be converted; the message is the same for all posts with the same fault, so it can be counted."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of one post."""
-
-    max_characters: int = 200_000  # of a post's HTML, and of its Markdown
-    max_tags: int = 5_000  # "<" in the HTML
-    max_depth: int = 100  # nested elements; four Python frames each, whoever calls
-    max_blanks: int = 1_000  # consecutive white space in the text
 
 
 class FastTag(Tag):
@@ -98,10 +91,7 @@ class BoundedSoup(FastSoup):
 class BoundedConverter(MarkdownConverter):
     """A markdownify converter that raises NotConvertedError if a post exceeds a limit."""
 
-    def __init__(self, limits: Limits, **options):
-        super().__init__(**options)
-        self.limits = limits
-        self.converted = 0  # characters of all elements so far
+    converted = 0  # characters of all elements of a post so far
 
     def convert(self, html: str) -> str:
         self.converted = 0
@@ -114,10 +104,10 @@ class BoundedConverter(MarkdownConverter):
         soup_class = BoundedSoup if tags * len(html) > BROKEN_TAG_CHARACTERS else FastSoup
         with warnings.catch_warnings(action="ignore"):  # a post that is one URL, or XML
             soup = soup_class(html, builder=PostBuilder(store_line_numbers=False), element_classes={Tag: FastTag})
-        if tags >= self.limits.max_depth and tags - html.count("</") >= self.limits.max_depth:
-            check_depth(soup, self.limits.max_depth)
-        if len(html) > self.limits.max_blanks and blank_bound(html) > self.limits.max_blanks:
-            check_blanks(soup, self.limits.max_blanks)
+        if tags - html.count("</") >= MAX_DEPTH:
+            check_depth(soup)
+        if len(html) > MAX_BLANKS and blank_bound(html) > MAX_BLANKS:
+            check_blanks(soup)
         return soup
 
     def process_element(self, node, parent_tags=None):
@@ -125,15 +115,11 @@ class BoundedConverter(MarkdownConverter):
             return self.process_text(node, parent_tags=parent_tags)
         text = self.process_tag(node, parent_tags=parent_tags)
         self.converted += len(text)
-        if self.converted > self.limits.max_characters:
-            self.check_growth(text)
-        return text
-
-    def check_growth(self, text: str) -> None:
-        if len(text) > self.limits.max_characters:
+        if len(text) > MAX_CHARACTERS:
             raise NotConvertedError(TOO_LONG)
-        if self.converted > LEVELS * self.limits.max_characters:
+        if self.converted > LEVELS * MAX_CHARACTERS:
             raise NotConvertedError(TOO_NESTED)
+        return text
 
     def convert_li(self, el, text, parent_tags):
         if len(el.parent.get("start") or "") > START_DIGITS:
@@ -141,13 +127,13 @@ class BoundedConverter(MarkdownConverter):
         return super().convert_li(el, text, parent_tags)
 
 
-def check_depth(soup: BeautifulSoup, max_depth: int) -> None:
+def check_depth(soup: BeautifulSoup) -> None:
     """Raise NotConvertedError if elements are nested too deeply."""
     depths = {id(soup): 0}
     for element in soup.descendants:
         if isinstance(element, Tag):
             depths[id(element)] = depth = depths[id(element.parent)] + 1
-            if depth > max_depth:
+            if depth > MAX_DEPTH:
                 raise NotConvertedError(TOO_DEEP)
 
 
@@ -156,10 +142,10 @@ def blank_bound(html: str) -> int:
     return len(html) - sum(map(len, html.split())) + 2 * html.count("&")
 
 
-def check_blanks(soup: BeautifulSoup, max_blanks: int) -> None:
+def check_blanks(soup: BeautifulSoup) -> None:
     """Raise NotConvertedError if a string, also of a script or between tags, has too much white space in a row."""
     text = "".join(part for part in soup.descendants if isinstance(part, NavigableString))
-    if any(len(run.group()) > max_blanks for run in re.finditer(r"\s+", text)):
+    if any(len(run.group()) > MAX_BLANKS for run in re.finditer(r"\s+", text)):
         raise NotConvertedError(TOO_BLANK)
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.render.histogram_bins import bin_start
-from stages.stackexchange.markdown.convert import Converter, Limits, NotConvertedError, make_converter
+from stages.stackexchange.markdown.convert import NotConvertedError, make_converter
 from stages.stackexchange.pairs.counts import PairCounts
 from stages.stackexchange.pairs.draw import assign_split, draw_pairs, parse_seconds
 from stages.stackexchange.pairs.table import SCHEMA, SPLITS
@@ -37,7 +37,6 @@ class PairRules:
     seed: int
     shares: tuple[tuple[str, float], ...]  # of the splits
     markdown: str
-    limits: Limits
     lengths: LengthLimits
 
 
@@ -96,7 +95,7 @@ def _convert(text: str, question: dict, post_id: int, allowed: tuple[int, int | 
              counts: PairCounts) -> ConvertedPost:
     counts["done"]["conversions"] += 1
     try:
-        markdown = _converter(rules.markdown, rules.limits)(text, question["markup"])
+        markdown = _converter(rules.markdown)(text, question["markup"])
     except NotConvertedError as reason:
         counts.add_not_converted(str(reason), f"{question['site']} {post_id}")
         return ConvertedPost("", "not converted")
@@ -154,9 +153,7 @@ def _row(question: dict, better: dict, worse: dict, prompt: str, response_j: str
             "author_urls": [post["author_url"] for post in posts], "licenses": [post["license"] for post in posts]}
 
 
-@lru_cache(maxsize=1)
-def _converter(style: str, limits: Limits) -> Converter:
-    return make_converter(style, limits)
+_converter = lru_cache(maxsize=1)(make_converter)
 
 
 @lru_cache(maxsize=1)
