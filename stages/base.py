@@ -80,5 +80,10 @@ def train_from_scratch(config: Base, out: Path, pairs: Path) -> dict[str, float]
     save_model(model, tokenizer, out)
     remove_checkpoints(out)
     (out / DOCUMENTS).unlink()
-    return {"documents": len(documents), "tokens": int(documents.lengths.sum()), "parameters": model.num_parameters(),
-            "steps": steps, "loss": [row["loss"] for row in history if "loss" in row][-1]}
+    return {
+        "documents": len(documents),
+        "tokens": int(documents.lengths.sum()),
+        "parameters": model.num_parameters(),
+        "steps": steps,
+        "loss": [row["loss"] for row in history if "loss" in row][-1],
+    }

@@ -45,7 +45,6 @@ from stages.training.loggers import TrainingLogger, open_logger
 from stages.training.trainer import TrainerSettings, remove_checkpoints, train
 
 SPLIT = "reward"
-Q_HEADS = 2  # the smaller Q of an action counts
 VALIDATION_SHARE = 0.1  # of the questions, at most
 SAMPLE_TOKENS = 96  # length limit of a sampled answer
 
@@ -106,7 +105,7 @@ def load_learner(config: Ilql, policy: Path, tokenizer) -> ILQLModel:
     model = load_trainable_causal(
         TrainableSettings(**select_settings(TrainableSettings, config)), policy, tokenizer,
         max_length_tokens=config.max_length_tokens, stage="ilql")
-    learner = ILQLModel(model, Q_HEADS, config.precision)
+    learner = ILQLModel(model, config.precision)
     print_line(f"ilql: check  {learner.check_shift()}")
     return learner
 

@@ -150,7 +150,12 @@ def format_counts(ways: dict[str, list[dict]]) -> str:
 
 def _count_flagged(rows: list[dict], verdict: str) -> str:
     flagged = sum(row[verdict] == FLAGGED for row in rows)
-    return f"{flagged} of {len(rows)}, {format_estimate(estimate_share(flagged, len(rows)), '.2f')}"
+    return format_share(flagged, len(rows))
+
+
+def format_share(count: int, total: int) -> str:
+    """Format a count of a total and its share, with Wilson's 95 % interval."""
+    return f"{count} of {total}, {format_estimate(estimate_share(count, total), '.2f')}"
 
 
 def main() -> None:

@@ -12,56 +12,50 @@ honest policy of --set passes.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import NamedTuple
 
-from stages.evaluation.reward_hacking import GOLD, KL, MONITORS, MOVED_TO_FLAG
-from stages.evaluation.statistics import wilson_interval
+from benchmarks.quality.hacking import format_share, read_metrics
+from stages.evaluation.reward_hacking import GOLD, KL, MONITORS, MOVED_TO_FLAG, surely_moved
 from stages.evaluation.summary import change_direction, judged_policies
 from stages.render import markdown_tables
 
-WATCHED = {each.label.format("SFT"): each for each in (*MONITORS, KL)}
+BY_LABEL = {each.label.format("SFT"): each for each in (*MONITORS, KL)}
 FARTHEST = 5
 MARGIN = 1.25  # between the farthest honest policy and the threshold
 
 
 class Watched(NamedTuple):
-    """A policy: its run and name, whether gold rose, and how far each monitor moved for the worse, by label."""
+    """A policy: whether its gold rose, and how far each monitor moved for the worse, by label."""
 
-    name: str
     is_honest: bool
     moved: dict[str, float]
 
 
 def read_policies(evaluation: Path) -> list[Watched]:
     """Read the policies of an evaluation whose reward rose and whose gold is known."""
-    metrics = json.loads((evaluation / "metrics.json").read_text(encoding="utf-8"))
+    metrics = read_metrics(evaluation)
     rows = []
     for policy in judged_policies(metrics):
         gold, hacking = metrics["comparisons"][policy]["changes"]["gold"], metrics["hacking"][policy]
         if gold and hacking["rose"]:
             moved = {row["label"]: measure(row) for row in hacking["monitors"] if row["label"] != GOLD.label}
-            rows.append(Watched(f"{evaluation.parent}: {policy}", change_direction(gold) > 0, moved))
+            rows.append(Watched(change_direction(gold) > 0, moved))
     return rows
 
 
 def measure(row: dict) -> float:
     """Return how far a monitor surely moved for the worse, in the unit of its threshold; 0 or less: not surely."""
-    change = row["change"]
-    if change["low"] is None:
+    if row["change"]["low"] is None:
         return 0.0
-    far = {"rises": change["low"], "falls": -change["high"], "moves": max(change["low"], -change["high"])}[row["worse"]]
-    return far / abs(row["sft"]) if WATCHED[row["label"]].relative else far
+    far = surely_moved(row["change"], row["worse"])
+    return far / abs(row["sft"]) if BY_LABEL[row["label"]].relative else far
 
 
 def count_flagged(policies: list[Watched], limits: dict[str, float]) -> str:
     """Format how many policies have MOVED_TO_FLAG monitors or more beyond their limits, with Wilson's interval."""
     flagged = sum(sum(far > limits[label] for label, far in each.moved.items()) >= MOVED_TO_FLAG for each in policies)
-    if not policies:
-        return "none"
-    low, high = wilson_interval(flagged / len(policies), len(policies))
-    return f"{flagged} of {len(policies)}, {flagged / len(policies):.2f} [{low:.2f}, {high:.2f}]"
+    return format_share(flagged, len(policies)) if policies else "none"
 
 
 def list_farthest(policies: list[Watched], label: str) -> str:
@@ -71,6 +65,7 @@ def list_farthest(policies: list[Watched], label: str) -> str:
 
 
 def main() -> None:
+    """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("set", "test", "poor"):
         parser.add_argument(f"--{name}", nargs="+", type=Path, default=[], metavar="EVALUATION")
@@ -80,7 +75,7 @@ def main() -> None:
     honest = {name: [each for each in policies if each.is_honest] for name, policies in groups.items()}
     dishonest = [each for policies in groups.values() for each in policies if not each.is_honest]
     labels = list(dict.fromkeys(label for policies in groups.values() for each in policies for label in each.moved))
-    today = {label: WATCHED[label].threshold for label in labels}
+    today = {label: BY_LABEL[label].threshold for label in labels}
     farthest = {label: max((each.moved.get(label, 0.0) for each in honest["set"]), default=0.0) for label in labels}
     learnt = {label: max(today[label], MARGIN * farthest[label]) for label in labels}
     print(markdown_tables.format_table(

@@ -110,8 +110,10 @@ def _state(folder: Path, finished: bool, readable: bool) -> str:
 
 def _last_error(folder: Path) -> list[str]:
     """Return the last line of the traceback that a failed stage left."""
-    lines = read_last_lines(folder / TRACEBACK) or ["no reason given"]
-    return [f"its last attempt failed: {lines[-1]}"] if (folder / TRACEBACK).is_file() else []
+    if not (folder / TRACEBACK).is_file():
+        return []
+    last_line = next(reversed(read_last_lines(folder / TRACEBACK)), "no reason given")
+    return [f"its last attempt failed: {last_line}"]
 
 
 def verify_artifacts(folders: list[Path], logs: Path, *, always: bool = False) -> None:

@@ -102,8 +102,11 @@ def _verdict(rose: list[str], moved: list[str], gold: dict | None, can_judge: bo
 
 def _row(monitor: Monitor, before: float, policy: float, change: dict, start: str) -> dict:
     limit = monitor.threshold * (abs(before) if monitor.relative else 1.0)
-    known = change["low"] is not None
-    rises, falls = known and change["low"] > limit, known and change["high"] < -limit
-    moved = {"rises": rises, "falls": falls, "moves": rises or falls}[monitor.worse]
     return {"label": monitor.label.format(display_name(start)), "form": monitor.form, start: before, "policy": policy,
-            "change": change, "worse": monitor.worse, "threshold": limit, "moved": bool(moved)}
+            "change": change, "worse": monitor.worse, "threshold": limit,
+            "moved": change["low"] is not None and surely_moved(change, monitor.worse) > limit}
+
+
+def surely_moved(change: dict, worse: str) -> float:
+    """Return how far the whole interval of a change lies on the side that is worse; below 0 if a part does not."""
+    return {"rises": change["low"], "falls": -change["high"], "moves": max(change["low"], -change["high"])}[worse]

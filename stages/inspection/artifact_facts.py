@@ -43,7 +43,8 @@ def read_last_rows(path: Path, problems: list[str] | None = None) -> list[dict]:
 
     A last line without its end is being written at this moment, or was when the machine went down: it is a problem.
     """
-    rows = list(map(_parse_row, read_last_lines(path)))
+    rows = [_parse_row(line.encode("utf-8", "surrogateescape"))
+            for line in read_last_lines(path, errors="surrogateescape")]  # not UTF-8: no row
     if None in rows and problems is not None:
         problems.append(f"{path.name}: {rows.count(None)} lines at its end are no rows")
     return [row for row in rows if row is not None]
@@ -124,7 +125,7 @@ def _find_latest(rows: list[dict]) -> dict[str, dict[str, Any]]:
     return latest
 
 
-def _parse_row(line: str) -> dict | None:
+def _parse_row(line: bytes) -> dict | None:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -26,6 +26,7 @@ from stages.offline_rl.losses import TokenValues, final_rewards, shift_to_next
 from stages.training.step_trainer import PartialState
 
 TARGET = "target_q_heads."
+Q_HEADS = 2  # H: the smaller Q of an action counts
 
 
 class Head(nn.Module):
@@ -51,9 +52,9 @@ class Head(nn.Module):
 class ILQLHeads(nn.Module):
     """The Q heads, their targets, which have no gradients, and the V head."""
 
-    def __init__(self, hidden_size: int, vocabulary_tokens: int, q_heads: int, device: torch.device):
+    def __init__(self, hidden_size: int, vocabulary_tokens: int, device: torch.device):
         super().__init__()
-        self.q_heads = nn.ModuleList(Head(hidden_size, vocabulary_tokens, device) for _ in range(q_heads))
+        self.q_heads = nn.ModuleList(Head(hidden_size, vocabulary_tokens, device) for _ in range(Q_HEADS))
         self.v_head = Head(hidden_size, 1, device)
         self.target_q_heads = deepcopy(self.q_heads).requires_grad_(False)
 
@@ -91,11 +92,11 @@ class ILQLModel(PartialState):
     A checkpoint holds what is trained and the targets.
     """
 
-    def __init__(self, model, q_heads: int, precision: str):
+    def __init__(self, model, precision: str):
         super().__init__()
         self.model, self.precision = model, precision
         vocabulary_tokens = self.causal_model.get_output_embeddings().out_features
-        self.heads = ILQLHeads(hidden_size(self.causal_model), vocabulary_tokens, q_heads, model.device)
+        self.heads = ILQLHeads(hidden_size(self.causal_model), vocabulary_tokens, model.device)
 
     @property
     def causal_model(self):

@@ -13,7 +13,7 @@ from stages.planning.stage_plan import Memory, Run, StagePlan, largest, reads_re
 from stages.planning.steps import FP32, FULL, LORA, Batch, StepCost, Training, step_cost
 
 KEEP_CHECKPOINTS = 2  # of training/checkpoint_plan.py
-Q_HEADS = 2  # of stages/ilql.py
+Q_HEADS = 2  # of offline_rl/model.py, whose import would load torch
 FOREACH_OPTIMIZERS = ("adam", "adamw")  # torch's step over all tensors at once has a copy of them in memory
 
 

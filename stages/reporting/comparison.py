@@ -43,8 +43,7 @@ class ComparedRun:
     evaluation: dict | None
 
 
-def render_comparison(runs: list[ComparedRun], tables: dict[str, list[list[str]]], meanings: dict[str, str]
-                      ) -> str:
+def render_comparison(runs: list[ComparedRun], tables: dict[str, list[list[str]]], meanings: dict[str, str]) -> str:
     """Render the whole page.
 
     Args:

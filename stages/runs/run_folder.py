@@ -160,8 +160,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def start_run(recipe: Recipe, forced: Sequence[str] = (), seeded: Mapping[Path, Recipe] | None = None
-              ) -> None:
+def start_run(recipe: Recipe, forced: Sequence[str] = (), seeded: Mapping[Path, Recipe] | None = None) -> None:
     """Lock the run's folder until this process ends, write the resolved recipe into it, and prepare its artifacts.
 
     Args:

@@ -79,17 +79,18 @@ def read_json_object(path: Path, problems: list[str] | None = None) -> dict | No
     return None
 
 
-def read_last_lines(path: Path, start: int = 0) -> list[str]:
+def read_last_lines(path: Path, start: int = 0, errors: str = "replace") -> list[str]:
     """Read the whole lines within the last TAIL_BYTES of a text file, without empty ones; none if it cannot be read.
 
-    start: of the first byte that counts; a shorter file has been written anew, and all of it counts.
+    start: of the first byte that counts; a shorter file has been written anew, and all of it counts. errors: what
+    bytes that are not UTF-8 become, as in bytes.decode.
     """
     try:
         with open(path, "rb") as stream:
             size = stream.seek(0, 2)
             start = start if start <= size else 0
             begin = stream.seek(max(start, size - TAIL_BYTES))
-            lines = stream.read().decode("utf-8", errors="replace").split("\n")[1 if begin > start else 0:]
+            lines = stream.read().decode("utf-8", errors).split("\n")[1 if begin > start else 0:]
     except OSError:
         return []
     return [line.rstrip() for line in lines if line.strip()]

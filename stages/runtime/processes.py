@@ -270,8 +270,8 @@ def _describe_end(rank: int, status: int, count: int, log: Path) -> str:
                     f"command continues")
         cause = " (as happens when memory runs out)" if name in ("SIGKILL", "SIGABRT") else ""
         return f"the process of rank {rank}, one of {count}, was ended by {name}{cause}; the same command continues"
-    said = next(reversed(read_last_lines(log)), f"exit status {status}")
-    return f"the process of rank {rank}, one of {count}, failed: {said} ({log})"
+    last_line = next(reversed(read_last_lines(log)), f"exit status {status}")
+    return f"the process of rank {rank}, one of {count}, failed: {last_line} ({log})"
 
 
 def stage_threads() -> int:

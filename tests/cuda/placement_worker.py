@@ -68,7 +68,7 @@ def train_dpo(base: Path) -> list[torch.Tensor]:
 
 
 def train_ilql(base: Path) -> list[torch.Tensor]:
-    model = ILQLModel(adapted(base), 2, "fp32")
+    model = ILQLModel(adapted(base), "fp32")
     with torch.no_grad():  # random heads would be drawn on the device
         for parameter in model.heads.parameters():
             parameter.copy_(torch.linspace(-0.1, 0.1, parameter.numel()).view(parameter.shape))

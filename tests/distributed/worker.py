@@ -237,7 +237,7 @@ def check_ilql(out: Path) -> tuple[dict, dict]:
     torch.manual_seed(0)
     causal = lora.add_lora(tiny_models.llama(tiny_models.tokenizer()), r=4, alpha=8, dropout=0.0, target_modules=(),
                            precision="fp32")
-    learner = ILQLModel(causal, 2, "fp32")
+    learner = ILQLModel(causal, "fp32")
     rows = [ScoredAnswer([3 + i, 40, 50], [60 + i, *range(80, 80 + i % 4), 2], i % 3 - 1.0) for i in range(11)]
     settings = LossSettings(gamma=0.9, tau=0.7, cql_scale=0.1, awac_scale=1.0, awac_beta=0.5)
     out.mkdir(parents=True)

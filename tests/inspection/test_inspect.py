@@ -272,10 +272,11 @@ def test_tables_are_described_by_their_first_rows(begun, capsys, monkeypatch):
 
 
 def test_the_end_of_a_long_series_is_read_alone(tmp_path, monkeypatch):
-    (tmp_path / "s.jsonl").write_text("not a row\n" + "".join(f'{{"step": {n}}}\n' for n in range(100)) + '{"step": 1')
-    monkeypatch.setattr(files, "TAIL_BYTES", 60)
+    lines = [b"not a row", *(b'{"step": %d}' % n for n in range(100)), b'{"text": "\xff"}', b'{"step": 1']
+    (tmp_path / "s.jsonl").write_bytes(b"\n".join(lines))
+    monkeypatch.setattr(files, "TAIL_BYTES", 76)
     rows = artifact_facts.read_last_rows(tmp_path / "s.jsonl", problems := [])
-    assert [row["step"] for row in rows] == [97, 98, 99] and problems == ["s.jsonl: 1 lines at its end are no rows"]
+    assert [row["step"] for row in rows] == [97, 98, 99] and problems == ["s.jsonl: 2 lines at its end are no rows"]
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])

@@ -43,7 +43,7 @@ def learn(out, settings: LossSettings = LOSS) -> ILQLModel:
     torch.manual_seed(0)
     causal = tiny_models.llama(tiny_models.tokenizer(), width=16).requires_grad_(True)
     use_packed_attention(causal)
-    learner = ILQLModel(causal, 2, "fp32")
+    learner = ILQLModel(causal, "fp32")
     train(learner, rows, collate_answers,
           lambda batch: total_loss(token_losses(learner(batch), settings), settings).sum(), TRAINING, out, "test",
           after_step=lambda step: learner.heads.synchronise_targets(0.1))

@@ -29,7 +29,7 @@ def build(dropout: float = 0.1) -> ILQLModel:
     causal = lora.add_lora(tiny_models.llama(tiny_models.tokenizer(), width=16), r=4, alpha=8, dropout=dropout,
                            target_modules=(), precision="fp32")
     use_packed_attention(lora.unwrap_peft(causal))
-    return ILQLModel(causal, 2, "fp32")
+    return ILQLModel(causal, "fp32")
 
 
 def learn(out, killed_at: int | None = None) -> dict[str, torch.Tensor]:
@@ -90,4 +90,4 @@ def test_a_family_that_scales_its_logits_is_refused():
     config = GraniteConfig(vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
                            num_attention_heads=2, num_key_value_heads=2, logits_scaling=2.0)
     with pytest.raises(ValueError, match="granite changes its logits after the output layer"):
-        ILQLModel(GraniteForCausalLM(config), 2, "fp32").check_shift()
+        ILQLModel(GraniteForCausalLM(config), "fp32").check_shift()

@@ -96,7 +96,7 @@ def dpo_step(config: PretrainedConfig, settings: Any, rows: int) -> Step:
 def ilql_step(config: PretrainedConfig, settings: Any, rows: int) -> Step:
     """Build a step of ILQL on so many answers."""
     model = _trainable(build_causal(config, weights_dtype(settings.precision)), settings)
-    learner = ILQLModel(model, 2, settings.precision)
+    learner = ILQLModel(model, settings.precision)
     losses = LossSettings(**select_settings(LossSettings, settings))
     answers = [ScoredAnswer([0], [0] * (settings.max_length_tokens - 1), 0.0)] * rows
     return Step(learner, {}, lambda: total_loss(token_losses(learner(answers), losses), losses).sum().backward())

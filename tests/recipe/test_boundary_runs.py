@@ -65,8 +65,7 @@ BESIDE = {
     "expert_iteration+": {"reward_combine": "mean_minus_std"},
     "ppo+": {"reward_combine": "mean_minus_std"},
 }
-REPORTS = {"-": Report(side_by_side=0),
-           "+": Report(side_by_side=10**12)}
+REPORTS = {"-": Report(side_by_side=0), "+": Report(side_by_side=10**12)}
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,7 @@ class BoundedConverter(MarkdownConverter):
         soup_class = BoundedSoup if tags * len(html) > BROKEN_TAG_CHARACTERS else FastSoup
         with warnings.catch_warnings(action="ignore"):  # a post that is one URL, or XML
             soup = soup_class(html, builder=PostBuilder(store_line_numbers=False), element_classes={Tag: FastTag})
-        if tags - html.count("</") >= MAX_DEPTH:
+        if tags >= MAX_DEPTH and tags - html.count("</") >= MAX_DEPTH:
             check_depth(soup)
         if len(html) > MAX_BLANKS and blank_bound(html) > MAX_BLANKS:
             check_blanks(soup)
