@@ -81,7 +81,7 @@ class Reward(ShardedTraining):
     microbatch_pairs: int = setting(4, "pairs (or questions) per forward pass [script]", within=BATCH)
     epochs: float = setting(1.0, "passes over the pairs [script]", within=EPOCHS)
     learning_rate: float = setting(2e-5, "peak learning rate, linear decay to 0 [script]", within=LEARNING_RATE)
-    weight_decay: float = setting(0.001, "weight decay of AdamW [script]", within=DECAY)
+    weight_decay: float = setting(0.001, "weight decay of the optimizer [script]", within=DECAY)
     gradient_checkpointing: bool = setting(False, "recompute activations in the backward pass [script: off by default]")
     validation_share: float = setting(
         0.05, "share of the reward split's questions held out to select the best checkpoint [ours]",
