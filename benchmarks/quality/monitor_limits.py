@@ -46,8 +46,6 @@ def read_policies(evaluation: Path) -> list[Watched]:
 
 def measure(row: dict) -> float:
     """Return how far a monitor surely moved for the worse, in the unit of its threshold; 0 or less: not surely."""
-    if row["change"]["low"] is None:
-        return 0.0
     far = surely_moved(row["change"], row["worse"])
     return far / abs(row["sft"]) if BY_LABEL[row["label"]].relative else far
 

@@ -104,9 +104,11 @@ def _row(monitor: Monitor, before: float, policy: float, change: dict, start: st
     limit = monitor.threshold * (abs(before) if monitor.relative else 1.0)
     return {"label": monitor.label.format(display_name(start)), "form": monitor.form, start: before, "policy": policy,
             "change": change, "worse": monitor.worse, "threshold": limit,
-            "moved": change["low"] is not None and surely_moved(change, monitor.worse) > limit}
+            "moved": bool(surely_moved(change, monitor.worse) > limit)}
 
 
 def surely_moved(change: dict, worse: str) -> float:
-    """Return how far the whole interval of a change lies on the side that is worse; below 0 if a part does not."""
+    """Return how far all of a change's interval lies on the worse side: below 0 if a part does not, 0 without one."""
+    if change["low"] is None:
+        return 0.0
     return {"rises": change["low"], "falls": -change["high"], "moves": max(change["low"], -change["high"])}[worse]

@@ -39,7 +39,7 @@ class Scratch:
     optimizer: Literal["adamw", "muon"] = setting(
         "adamw", "'muon': Muon for the weight matrices of the layers, AdamW for the rest [ours]")
     learning_rate: float = setting(2e-3, "peak learning rate [ours]", within=LEARNING_RATE)
-    weight_decay: float = setting(0.05, "weight decay of AdamW [ours]", within=DECAY)
+    weight_decay: float = setting(0.05, "weight decay of the optimizer [ours]", within=DECAY)
     sequence_length_tokens: int = setting(256, "length of a packed block [ours]", within=BLOCK)
     batch_sequences: int = setting(16, "blocks per step [ours]", within=BATCH)
     precision: Literal["fp32", "mixed"] = setting("mixed", "'mixed': fp32 weights, bf16 matrix products [ours]")
