@@ -9,7 +9,7 @@ from stages.pooling.page import FALSE_ALARMS, render_shares
 from stages.render.html import Html, element, join_html, sortable_text, stack_interval, table
 from stages.render.units import format_duration
 from stages.reporting.document import render_page
-from stages.reporting.figures import Curves, FigureFolder
+from stages.reporting.figures import FigureFolder
 from stages.reporting.frontier_figure import Frontier, FrontierPoint
 from stages.reporting.headline import Verdict
 
@@ -23,14 +23,13 @@ SOURCE = ("Gao, Schulman, Hilton 2022, “Scaling laws for reward model overopti
 
 
 def render_frontier(metrics: dict, figures: FigureFolder) -> str:
-    """Render the whole page from the metrics of the analysis, `families`, `costs` and `training_paths` among them."""
+    """Render the whole page from the metrics of the analysis, `families` and `costs` among them."""
     verdict = Verdict("run", describe_headline(metrics), describe_paragraphs(metrics))
     return render_page("Ways to align, at equal KL to SFT", [verdict], _points(metrics), {
         "Score against KL": _curves(metrics, figures),
         "Fits and over-optimisation": _fits(metrics),
         "At equal KL": _equal_kl(metrics),
-        "Reward hacking": _hacking(metrics),
-        "Learnt reward along training": _training(metrics, figures)})
+        "Reward hacking": _hacking(metrics)})
 
 
 def _points(metrics: dict) -> Html:
@@ -155,18 +154,6 @@ def _verdict(row: dict) -> Html | str:
     if row["without_gold"] in (None, row["verdict"]):
         return row["verdict"]
     return join_html([row["verdict"], " ", element("small", f"without gold: {row['without_gold']}")])
-
-
-def _training(metrics: dict, figures: FigureFolder) -> Html:
-    lines = {metrics["policies"][name]["label"]: [(max(kl, 0.0) ** 0.5, reward) for kl, reward in path]
-             for name, path in metrics["training_paths"].items()}
-    if not lines:
-        return element("p", "No training logged its reward and KL on validation prompts.")
-    words = ("On the validation prompts of each training, which are not those above, and in the reward after scaling. "
-             "The published policy may be an earlier one than the last."
-             + (f" Of seed {metrics['seeds'][0]}." if len(metrics["seeds"]) > 1 else ""))
-    return join_html([element("p", words, class_="faint"), figures.draw({"training-paths": Curves(
-        "Learnt reward along training", SQRT_KL, lines, y_label="reward after scaling")})])
 
 
 def _seconds(cost: dict | None) -> str:
