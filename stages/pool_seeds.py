@@ -4,7 +4,7 @@
         --evaluate results/demo/seed-0/evaluate results/demo/seed-1/evaluate --out results/demo/seeds
 
 Snakemake calls it where --config has `seeds`. Writes metrics.json (every number by seed, with intervals by question
-within seeds and over seeds; the verdicts on reward hacking, their false alarms and misses), report.html and figures/.
+within seeds and over seeds; the verdicts on reward hacking, their false alarms and misses) and report.html.
 """
 
 from stages.command_line.start import main
@@ -17,8 +17,7 @@ from pathlib import Path
 from stages.artifacts.artifact import artifact_folder
 from stages.pooling.page import render_seeds_page
 from stages.pooling.pool import pool_evaluations, read_evaluation
-from stages.recipe.sections.evaluate import Evaluate, Report
-from stages.reporting.figures import FigureFolder
+from stages.recipe.sections.evaluate import Evaluate
 from stages.runtime.files import check_free_space, write_json
 
 PAGE_BYTES = 8 << 20
@@ -32,8 +31,7 @@ def run(config: Evaluate, out: Path, *, evaluate: list[str]) -> dict[str, float]
     if len(set(names)) < len(names):
         raise ValueError(f"--evaluate has two evaluations of one seed: {', '.join(names)}")
     metrics = pool_evaluations(seeds, samples=config.bootstrap_samples, seed=config.seed)
-    figures = FigureFolder(out / "figures", Report().figure_width_inches)
-    (out / "report.html").write_text(render_seeds_page(metrics, figures), encoding="utf-8")
+    (out / "report.html").write_text(render_seeds_page(metrics), encoding="utf-8")
     write_json(out / "metrics.json", metrics)
     return {"seeds": len(seeds), **_headline(metrics)}
 

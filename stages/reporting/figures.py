@@ -63,26 +63,6 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Intervals:
-    """Estimates (mean, low, high) by label, with a line at `reference`; the first has a colour of its own."""
-
-    title: str
-    x_label: str
-    rows: dict[str, dict]
-    reference: float
-
-    def draw(self, axes, colours) -> None:
-        for y, estimate in enumerate(self.rows.values()):
-            colour = colours[0] if y == 0 else colours[1]
-            axes.plot(interval_ends(estimate), [y, y], color=colour)
-            axes.plot([estimate["mean"]], [y], "o", color=colour, markersize=9)
-        axes.axvline(self.reference, linestyle=":", color="gray")
-        axes.set_yticks(range(len(self.rows)), list(self.rows))
-        axes.set_ylim(len(self.rows) - 0.5, -0.5)
-        axes.set_xlabel(self.x_label)
-
-
-@dataclass(frozen=True)
 class Histogram:
     """Histograms of the values of each label.
 

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable
 
-from stages.evaluation.length_control.words import SCORES, describe_length, format_equal_length
 from stages.evaluation.summary import (
     BEST,
-    CONTROLS,
     GOLD_ROWS,
     best_of_n_policies,
     capitalise,
@@ -105,28 +103,7 @@ def render_at_best(figures: FigureFolder, metrics: dict) -> Html:
     return join_html([
         element("h3", "Each at its best temperature"), element("p", words, class_="faint"),
         _render_scores(metrics), *(_render_differences(metrics, policy) for policy in metrics["at_best"]),
-        *(_render_length(metrics, policy) for policy in metrics.get("length_control", {})),
         figures.draw(_build_curves(metrics))])
-
-
-def _render_length(metrics: dict, policy: str) -> Html:
-    """Render what a policy and its control gained between answers of equal length, and how often it is preferred."""
-    length, policies = metrics["length_control"][policy], metrics["policies"]
-    wording = find_wording(policies)
-    name, control = display_name(policy), display_name(CONTROLS[policy])
-    words = (f"{control} is the control: the same training, paid for the number of tokens alone. Bins have about "
-             f"equally many answers, of {wording.start} and the policy together, and are weighted by these; a gain "
-             f"that is length alone is next to nothing within them. Two answers are of about equal length if they "
-             f"differ by less than 10 % of the longer; pairs with best-of-n are expected numbers.")
-    scores = [score for score in SCORES if score in next(iter(length["preferred"].values()))["all"]]
-    preferred = [[describe_policy(other, policies), *(_stack(length["preferred"][other]["all"][score])
-                                                      for score in scores),
-                  *(stack_interval(format_equal_length(length["preferred"][other], score)) for score in scores)]
-                 for other in _without_twins(length["preferred"], policies)]
-    return join_html([
-        element("h3", f"What {name} learnt beside length"),
-        element("p", " ".join(describe_length(metrics, policy))), element("p", words, class_="faint"),
-        table([f"{name} wins against", *scores, *(f"{score}, at equal length" for score in scores)], preferred)])
 
 
 def _render_scores(metrics: dict) -> Html:

@@ -90,17 +90,6 @@ def list_opponents(metrics: dict, policy: str) -> list[str]:
     return [start, _control(policy), *best_of_n[-1:]]
 
 
-def format_equal_length(pairs: dict, measure: str) -> str:
-    """Format the share of the pairs of about equal length that a policy wins, with their number, or that they are few.
-
-    pairs: an entry of `preferred`.
-    """
-    equal = pairs["equal_length"]
-    if equal["pairs"] < MIN_PAIRS or equal[measure] is None:
-        return f"{equal['pairs']:.0f} pairs, too few to tell"
-    return f"{format_estimate(equal[measure])} of {equal['pairs']:.0f} pairs"
-
-
 def _control(policy: str) -> str:
     return f"{CONTROLS[policy]}{BEST}"
 
@@ -142,8 +131,10 @@ def _list_preferences(metrics: dict, policy: str) -> Iterator[str]:
 
 def _format_preference(metrics: dict, policy: str, other: str) -> str:
     measure, pairs = judged_by(metrics, policy), metrics["length_control"][policy]["preferred"][other]
-    return (f"{format_estimate(pairs['all'][measure])} of the questions (at equal length: "
-            f"{format_equal_length(pairs, measure)})")
+    equal, count = pairs["equal_length"][measure], pairs["equal_length"]["pairs"]
+    is_known = equal is not None and count >= MIN_PAIRS
+    words = f"{format_estimate(equal)} of {count:.0f} pairs" if is_known else f"{count:.0f} pairs, too few to tell"
+    return f"{format_estimate(pairs['all'][measure])} of the questions (at equal length: {words})"
 
 
 def _format_gain(metrics: dict, policy: str, key: str) -> str:
