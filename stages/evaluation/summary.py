@@ -62,20 +62,6 @@ def _reward_model_rows(reward: dict) -> list[list[str]]:
     return rows
 
 
-def reward_model_verdict(reward: dict) -> str:
-    """Say whether the reward model beats the best cheap baseline."""
-    best = reward["best_cheap_baseline"]
-    if not best:
-        return "The reward model could not be judged: there is no held-out pair."
-    start = (f"On {reward['pairs']:,} held-out pairs of {reward['questions']:,} questions the reward model ranks "
-             f"{format_percent(reward['accuracy'])} right, the best cheap baseline ({best}) "
-             f"{format_percent(reward['baselines'][best])}")
-    difference = reward["above_best_cheap_baseline"]
-    end = {1: "the reward model beats it", -1: "the reward model is worse than the baseline",
-           0: "the reward model did not beat it: the two cannot be told apart"}[change_direction(difference)]
-    return f"{start}: {end} (difference {format_estimate(difference, signed=True)})."
-
-
 def headline_metrics(metrics: dict) -> dict[str, float]:
     """Return the numbers for the manifest and the log's last line.
 
@@ -133,17 +119,6 @@ def join_words(words: list[str]) -> str:
 def capitalise(words: str) -> str:
     """Begin with a capital letter; the rest stays as it is."""
     return words[:1].upper() + words[1:]
-
-
-def order_policies(policies: dict) -> dict:
-    """Order the policies at the sampling temperature as SFT, trained policies, base, best-of-n.
-
-    Without SFT, base comes first. A narrow screen shows the first columns only.
-    """
-    start, best_of_n = start_model(policies), best_of_n_policies(policies)
-    others = ("sft", "base", greedy_name(start), *best_of_n)
-    trained = [name for name in policies if name not in others and not name.endswith(BEST)]
-    return {name: policies[name] for name in dict.fromkeys((start, *trained, "base", *best_of_n)) if name in policies}
 
 
 def best_of_n_policies(policies: dict) -> dict:
@@ -212,7 +187,7 @@ def difference_to(metrics: dict, policy: str, other: str) -> dict | None:
 def choose_measure_of_sft(metrics: dict) -> str:
     """Choose what SFT at its best is judged by: as the policies that are compared with it or, without one, likewise."""
     if metrics["at_best"]:
-        return choose_measure(against_start(next(iter(metrics["at_best"].values()))))
+        return judged_by(metrics, next(iter(metrics["at_best"])))
     return "gold" if knows_gold(metrics) else "judge" if metrics["policies"][f"sft{BEST}"]["judge"] else "reward"
 
 

@@ -12,8 +12,8 @@ from stages.reporting.document import render_page
 from stages.reporting.figures import FigureFolder
 from stages.reporting.frontier_figure import Frontier, FrontierPoint
 from stages.reporting.headline import Verdict
+from stages.reporting.policy_section import NONE, stacked_cell
 
-NONE = "\u2013"
 SQRT_KL = "square root of the KL to SFT, in nats a response"
 ORIGIN = {"mean": 0.0, "low": None, "high": None}
 CURVE_POINTS = 200
@@ -37,7 +37,8 @@ def _points(metrics: dict) -> Html:
     measures, costs = list(metrics["sft"]), metrics["costs"]
     head = ["policy", "KL to SFT, nats a response", *(f"{MEASURES[name]}, minus SFT's" for name in measures),
             "time of training", "samples an answer"]
-    rows = [[policy["label"], _kl_cell(policy), *(_cell(policy["gains"][name], signed=True) for name in measures),
+    rows = [[policy["label"], _kl_cell(policy),
+             *(stacked_cell(policy["gains"][name], signed=True) for name in measures),
              _seconds(costs["policies"].get(name)), f"{policy['samples_per_answer']}"]
             for name, policy in metrics["policies"].items()]
     sft = ", ".join(f"{MEASURES[name]} {value:.3f}" for name, value in metrics["sft"].items())
@@ -107,7 +108,7 @@ def _fit_row(label: str, fit: dict) -> list:
     squared = {end: None if peak[end] is None else peak[end] ** 2 for end in ("mean", "low", "high")}
     certain = fit["peak_exists"]["low"] in (None, 1.0)
     words = "yes" if peak["mean"] <= fit["largest_sqrt_kl"] else "no: extrapolated"
-    return [*numbers, _cell(squared, ".2f"), _cell(fit["peak_gain"], signed=True),
+    return [*numbers, stacked_cell(squared, ".2f"), stacked_cell(fit["peak_gain"], signed=True),
             words if certain else f"{words}; in some resamples there is no peak"]
 
 
@@ -119,8 +120,8 @@ def _equal_kl(metrics: dict) -> Html:
         rows.setdefault(row["policy"], {})[row["against"]] = row[measure]
     ordered = sorted(rows, key=lambda name: metrics["policies"][name]["kl"]["mean"])
     body = [[metrics["policies"][name]["label"], f"{metrics['policies'][name]['kl']['mean']:.2f}",
-             _cell(metrics["policies"][name]["gains"][measure], signed=True),
-             *(_cell(rows[name][curve][key], signed=True) if curve in rows[name] else ""
+             stacked_cell(metrics["policies"][name]["gains"][measure], signed=True),
+             *(stacked_cell(rows[name][curve][key], signed=True) if curve in rows[name] else ""
                for curve in curves for key in ("interpolated", "difference"))] for name in ordered]
     names = [metrics["families"][curve] for curve in curves]
     head = ["policy", "its KL, nats", f"its {MEASURES[measure]}, minus SFT's",
@@ -160,16 +161,11 @@ def _seconds(cost: dict | None) -> str:
     return sortable_text(format_duration(cost["mean"]), cost["mean"]) if cost else NONE
 
 
-def _kl_cell(policy: dict) -> str:
-    if policy["kl"] is None:
-        return NONE
-    return join_html(["≤ ", f"{policy['kl']['mean']:.2f}"]) if policy["kl_is_bound"] else _cell(policy["kl"], ".2f")
+def _kl_cell(policy: dict) -> Html | str:
+    kl = policy["kl"]
+    return f"≤ {kl['mean']:.2f}" if policy["kl_is_bound"] else stacked_cell(kl, ".2f")
 
 
 def _parameter(fit: dict, name: str) -> Html:
     _, _, interval = format_estimate(fit[f"{name}_by_question"]).partition(" ")
     return stack_interval(f"{fit[name]:z.3f} {interval}")
-
-
-def _cell(estimate: dict | None, form: str = ".3f", signed: bool = False) -> str:
-    return NONE if estimate is None else stack_interval(format_estimate(estimate, form, signed))
