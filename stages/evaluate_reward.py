@@ -23,7 +23,6 @@ import numpy as np
 
 from stages.evaluation.answer_sampler import AnswerSampler
 from stages.evaluation.heldout_prompts import EvaluationPrompts
-from stages.evaluation.output_tables import write_pairs
 from stages.evaluation.pair_accuracy import (
     LOG_PROBABILITY,
     HeldOutPairs,
@@ -90,7 +89,7 @@ def run(config: Evaluate, out: Path, *, reward: list[str], pairs: Path, sft: Pat
             max_prompt_tokens=config.max_prompt_tokens, max_response_tokens=config.max_response_tokens)
         metrics |= _measure_samples(config, judged, prompts, tokenizer, sft, policy, gold_scorer)
     metrics |= diagnose(metrics)
-    write_pairs(out / "per_pair.parquet", held_out.rows, held_out.better, held_out.worse, scores)
+    held_out.write_scores(out / "per_pair.parquet", scores)
     write_json(out / "metrics.json", metrics)
     write_text(out / PAGE, render_reward_page(
         metrics, FigureFolder(out / "figures", Report().figure_width_inches)))

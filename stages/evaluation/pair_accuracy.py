@@ -7,11 +7,14 @@ Shapes: N pairs, M distinct texts, K features of a text's surface.
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from stages.evaluation.statistics import pair_wins
 from stages.generation.text_metrics import count_fences, has_code
@@ -68,6 +71,19 @@ class HeldOutPairs:
         """Return 1, 1/2 (tie) or 0 for each pair [N], given a score for each text [M]."""
         scores = np.asarray(scores, float)
         return pair_wins(scores[self.better], scores[self.worse])
+
+    def write_scores(self, path: Path, scores: dict[str, np.ndarray | None]) -> None:
+        """Write per_pair.parquet: scores [M] of each pair's two texts, by scorer; None: left out."""
+        write_table(path, {name: [row[name] for row in self.rows] for name in ("site", "qid", "score_j", "score_k")}, {
+            f"{name}_{side}": values[texts] for name, values in scores.items() if values is not None
+            for side, texts in (("j", self.better), ("k", self.worse))})
+
+
+def write_table(path: Path, columns: dict[str, list], numbers: dict[str, Sequence[float]]) -> None:
+    """Write a Parquet file of columns and, after them, of numbers, in which NaN, "does not apply", becomes null."""
+    table = columns | {name: pa.array(np.asarray(values, float), pa.float64(), from_pandas=True)
+                       for name, values in numbers.items()}
+    pq.write_table(pa.table(table), path, compression="zstd")
 
 
 def draw_held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_tokens: int, seed: int) -> HeldOutPairs:

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stages.artifacts.artifact import MANIFEST
-from stages.evaluation.length_control.words import only_length_headline
 from stages.evaluation.reward_model_check import describe_shortfall, find_shortfall, reward_model_verdict
 from stages.evaluation.summary import (
     BEST,
@@ -27,7 +26,7 @@ from stages.evaluation.summary import (
     strongest_best_of_n,
 )
 from stages.evaluation.tasks.wording import find_wording, start_model
-from stages.evaluation.verdict import compare_with_start, policy_verdict
+from stages.evaluation.verdict import compare_with_start, only_length_headline, policy_verdict
 from stages.render.markdown_tables import clean_name
 from stages.render.units import format_duration
 from stages.runtime.files import DIGEST_CHARACTERS
