@@ -1,14 +1,12 @@
-"""Sections of the report: data, the prompts of a user's own, the reward model, pipeline, recipe and provenance."""
+"""Sections of the report: data, the reward model, pipeline, recipe and provenance."""
 
 from dataclasses import dataclass
 
 from stages.artifacts.manifest import flatten_tree, list_input_sources
-from stages.evaluation.summary import display_name
 from stages.render.html import Html, element, join_html, sortable_text, table
 from stages.render.terminal import format_setting
 from stages.render.units import format_duration
 from stages.reporting.figures import LEGEND_SIZE, Curves, FigureFolder
-from stages.reporting.headline import is_policy
 
 
 def render_funnel(posts: dict, pairs: dict) -> Html:
@@ -24,15 +22,6 @@ def render_funnel(posts: dict, pairs: dict) -> Html:
             *(_row(f"for {split}", count, pairs.get("pairs"), "part")
               for split, count in pairs.get("pairs_by_split", {}).items())]
     return table(["from posts to pairs", "count", "share of the step before"], rows)
-
-
-def render_sites(posts: dict, pairs: dict) -> Html:
-    """Render the counts of each site."""
-    both = [metrics.get("sites", {}) for metrics in (posts, pairs)]
-    columns = ((both[0], "questions"), (both[0], "answers"), (both[1], "questions"), (both[1], "pairs"))
-    rows = [[element("bdi", site), *(f"{counts.get(site, {}).get(name, 0):,}" for counts, name in columns)]
-            for site in dict.fromkeys([*both[0], *both[1]])]
-    return table(["site", "questions", "answers", "questions with pairs", "pairs"], rows)
 
 
 def _step(label: str, remaining: int | None, dropped: dict[str, int], before: int | None = None) -> list[list]:
@@ -58,21 +47,6 @@ def list_sources(manifests: dict[str, dict]) -> list[str]:
     if "posts" in manifests:
         return list(manifests["posts"]["metrics"].get("sites", {}))
     return [_short(manifests["evaluate"]["inputs"]["file"]["path"])]
-
-
-def render_prompts(manifests: dict[str, dict], metrics: dict) -> Html:
-    """Render how many of a user's own prompts were used for what, and the functions of the reward."""
-    trained = {name: manifest for name, manifest in manifests.items() if is_policy(manifest)}
-    rows = [["in the file, each once", f"{metrics['file_prompts']:,}"],
-            ["held out from training", f"{metrics['held_out_prompts']:,}"],
-            ["of these: to compare policies on", f"{metrics['prompts']:,}"],
-            ["of these: to choose temperatures on", f"{metrics['temperature_selection']['prompts']:,}"],
-            ["of these: too long", f"{metrics['prompts_over_length']:,}"],
-            *([f"trained on, {display_name(name)} (the rest selects the policy, or is too long)",
-               f"{manifest['metrics']['prompts']:,}"] for name, manifest in trained.items())]
-    functions = [[name, f"{weight:g}"] for name, weight in metrics["reward_functions"].items()]
-    return join_html([table(["prompts", "number"], rows), element("h3", "Reward"),
-                      table(["function", "weight"], functions)])
 
 
 def render_reward_model(figures: FigureFolder, reward: dict) -> Html:
