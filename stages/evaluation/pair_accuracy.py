@@ -175,7 +175,8 @@ def mean_logprobs(pairs: HeldOutPairs, model, label: str) -> np.ndarray:
 
 def accuracy_breakdown(pairs: HeldOutPairs, scores: np.ndarray, estimate: Callable) -> dict:
     """Compute the accuracy of scores [M]: overall, by how the answers differ, and by confidence."""
-    right, gaps, lengths = pairs.score_wins(scores), _gaps(pairs), _length_differences(pairs)
+    right, lengths = pairs.score_wins(scores), _length_differences(pairs)
+    gaps = np.array([row["score_j"] - row["score_k"] for row in pairs.rows], dtype=float)
 
     def accuracy(where: np.ndarray) -> dict | None:
         return estimate(np.where(where, right, np.nan), pairs.groups)
@@ -244,10 +245,6 @@ def _length_differences(pairs: HeldOutPairs) -> np.ndarray:
     length = np.array([len(answer) for _, answer in pairs.texts], dtype=float)
     one, other = length[pairs.better], length[pairs.worse]
     return (one - other) / np.maximum(np.maximum(one, other), 1)
-
-
-def _gaps(pairs: HeldOutPairs) -> np.ndarray:
-    return np.array([row["score_j"] - row["score_k"] for row in pairs.rows], dtype=float)
 
 
 def extract_features(texts: Iterable[str]) -> np.ndarray:

@@ -219,14 +219,14 @@ def _policy_rows(metrics: dict, policy: str) -> list[list[str]]:
     at = f"at temperature {sft['temperature']:g}"
     rows = [*_rows_at_best(metrics, policy), *_rows_of_scores(metrics, policy)]
     rows += [[f"reward {at}, {before} -> {name}",
-              _change(sft["reward"]["mean"], tuned["reward"]["mean"], comparison["reward_difference"])],
+              format_change(sft["reward"]["mean"], tuned["reward"]["mean"], comparison["reward_difference"])],
              [f"win rate {at}, {name} against {before}", format_estimate(comparison["win_rate"])]]
     if attainable:
         rows += [[f"share of the attainable objective {at}, {name}",
                   _format_share(attainable, metrics["attainable"]["samples"])]]
     if "gold" in gold:
         rows += [[f"gold {at}, {before} -> {name}",
-                  _change(gold["gold"][start], gold["gold"]["policy"], gold["gold"]["difference"])]]
+                  format_change(gold["gold"][start], gold["gold"]["policy"], gold["gold"]["difference"])]]
     rows += [[f"reward hacking{of_policy}",
               f"{verdict} ({len(hacking['moved'])} of {len(hacking['monitors'])} monitors moved)"],
              [f"KL to {before}, nats a response{of_policy}", format_estimate(comparison["kl_k1"], ".2f")]]
@@ -251,8 +251,8 @@ def _rows_at_best(metrics: dict, policy: str) -> list[list[str]]:
     shown = list(dict.fromkeys([*([] if "reward_model" in metrics else ["reward"]), *shown]))
     first = f"at best temperature, {before} (T {sft['temperature']:g}) -> {name} (T {tuned['temperature']:g})"
     labels = [first, *[f"at best temperature, {before} -> {name}"] * (len(shown) - 1)]
-    rows = [[f"{key} {label}", _change(mean_score(sft, key), mean_score(tuned, key),
-                                       difference_at_best(differences, key))]
+    rows = [[f"{key} {label}",
+             format_change(mean_score(sft, key), mean_score(tuned, key), difference_at_best(differences, key))]
             for key, label in zip(shown, labels, strict=True)]
     of_policy = f", against {name}" if len(judged_policies(metrics)) > 1 else ""
     others = [each for each in (greedy_name(start), strongest_best_of_n(against))
@@ -270,7 +270,7 @@ def _rows_of_scores(metrics: dict, policy: str) -> list[list[str]]:
         before, after = (policies[f"{each}{BEST}"]["scores"][score]["mean"] for each in (start, policy))
         unseen = " (never seen in training)" if score in metrics["unseen_scores"] else ""
         rows.append([f"{score}{unseen} at best temperature, {display_name(start)} -> {display_name(policy)}",
-                     _change(before, after, difference)])
+                     format_change(before, after, difference)])
     return rows
 
 
@@ -287,5 +287,6 @@ def _format_share(attainable: dict, samples: int) -> str:
     return f"{format_estimate(attainable['share'])} (of an optimum estimated from {samples} samples, {words})"
 
 
-def _change(before: float, after: float, difference: dict) -> str:
+def format_change(before: float, after: float, difference: dict) -> str:
+    """Format two means and their paired difference: '0.100 -> 0.600 (paired +0.500 [+0.480, +0.520])'."""
     return f"{before:z.3f} -> {after:z.3f} (paired {format_estimate(difference, signed=True)})"

@@ -18,6 +18,7 @@ from stages.evaluation.summary import (
     describe_policy,
     difference_to,
     display_name,
+    format_change,
     format_estimate,
     format_percent,
     judged_by,
@@ -182,9 +183,8 @@ def list_length_rows(metrics: dict) -> list[list[str]]:
         rows += [[f"reward gain at equal length, {each}", _format_gain(metrics, policy, key)]
                  for key, each in ((policy, name), (control, display_name(control)))]
         scores = [mean_score(metrics["policies"][f"{each}{BEST}"], measure) for each in (control, policy)]
-        difference = format_estimate(difference_to(metrics, policy, _control(policy)), signed=True)
         rows += [[f"{measure} at best temperature, {display_name(control)} -> {name}",
-                  f"{scores[0]:z.3f} -> {scores[1]:z.3f} (paired {difference})"],
+                  format_change(*scores, difference_to(metrics, policy, _control(policy)))],
                  [f"KL to {find_wording(metrics['policies']).start}, nats a response, {display_name(control)}",
                   format_estimate(metrics["comparisons"][control]["kl_k1"], ".2f")]]
         rows += [[f"{name} preferred by {measure}, against {describe_policy(each, metrics['policies'])}",

@@ -32,7 +32,6 @@ POINT_ROWS = (
     ("code fences a response", "code_fences", ".3f"),
     ("correlation of reward with length", "reward_length_correlation", ".3f"))
 NONE = "–"
-OUR_LABELS = {row[0] for row in (*INTERVAL_ROWS, *POINT_ROWS)}
 
 
 def render_policies(metrics: dict) -> Html:
@@ -40,14 +39,13 @@ def render_policies(metrics: dict) -> Html:
     columns = order_policies(metrics["policies"])
     columns |= {"best human": metrics["best_human_answer"]} if "best_human_answer" in metrics else {}
     scorers, start = metrics["policies"][start_model(columns)]["scores"], find_wording(columns).start
-    rows = [[label, *(stacked_cell(column.get(name)) for column in columns.values())]
+    rows = [[label.replace("SFT", start), *(stacked_cell(column.get(name)) for column in columns.values())]
             for label, name in INTERVAL_ROWS]
     rows += [[scorer, *(stacked_cell(column.get("scores", {}).get(scorer)) for column in columns.values())]
              for scorer in scorers]
-    rows += [[label, *(_format_point(column.get(name), form) for column in columns.values())]
+    rows += [[label.replace("SFT", start), *(_format_point(column.get(name), form) for column in columns.values())]
              for label, name, form in POINT_ROWS]
-    rows = [[row[0].replace("SFT", start) if row[0] in OUR_LABELS else row[0], *row[1:]] for row in rows
-            if set(row[1:]) != {NONE}]
+    rows = [row for row in rows if set(row[1:]) != {NONE}]
     return table(["measure", *map(display_name, columns)], rows, class_="numbers wide")
 
 
