@@ -15,6 +15,7 @@ if __name__ == "__main__":  # before the imports below: parsing must not wait fo
 from pathlib import Path
 
 from stages.artifacts.artifact import artifact_folder
+from stages.evaluation.statistics import flatten_estimates
 from stages.pooling.page import render_seeds_page
 from stages.pooling.pool import pool_evaluations, read_evaluation
 from stages.recipe.sections.evaluate import Evaluate
@@ -38,10 +39,6 @@ def run(config: Evaluate, out: Path, *, evaluate: list[str]) -> dict[str, float]
 
 def _headline(metrics: dict) -> dict[str, float]:
     """Return the gains over SFT with their intervals over seeds, for the manifest."""
-    numbers = {}
-    for policy, pooled in metrics["policies"].items():
-        for score, row in pooled["gains"].items():
-            for key, end in (("mean", ""), ("low", "_low"), ("high", "_high")):
-                if row["over_seeds"] and row["over_seeds"][key] is not None:
-                    numbers[f"{policy}_{score}_difference{end}"] = row["over_seeds"][key]
-    return numbers
+    gains = {policy: pooled["gains"] for policy, pooled in metrics["policies"].items()}
+    return flatten_estimates({f"{policy}_{score}_difference": row["over_seeds"]
+                              for policy, scores in gains.items() for score, row in scores.items()})

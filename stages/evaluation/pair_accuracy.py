@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stages.evaluation.statistics import pair_wins
+from stages.evaluation.statistics import flatten_estimates, pair_wins
 from stages.generation.text_metrics import count_fences, has_code
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.reward_modeling.lexical_scorer import LinearScorer, fit_bradley_terry, fit_lexical_scorer
@@ -196,16 +196,15 @@ def validation_metrics(pairs: HeldOutPairs, scores: np.ndarray, breakdown: dict)
 
     breakdown: what `accuracy_breakdown` and `compare_with_baselines` return.
     """
-    right, above = breakdown["accuracy"], breakdown["above_best_cheap_baseline"]
     baselines = {name: estimate["mean"] for name, estimate in breakdown["baselines"].items()}
     gaps = np.asarray(scores[pairs.better] - scores[pairs.worse], float)
-    numbers = {"accuracy": right["mean"], "accuracy_low": right["low"], "accuracy_high": right["high"],
+    numbers = {**flatten_estimates({"accuracy": breakdown["accuracy"]}),
                "longer_answer_accuracy": baselines[LONGER_ANSWER],
                "best_baseline_accuracy": baselines[breakdown["best_cheap_baseline"]],
-               "above_baseline": above["mean"], "above_baseline_low": above["low"],
-               "above_baseline_high": above["high"], "loss": float(np.logaddexp(0, -gaps).mean()),
+               **flatten_estimates({"above_baseline": breakdown["above_best_cheap_baseline"]}),
+               "loss": float(np.logaddexp(0, -gaps).mean()),
                "calibration_error": breakdown["calibration"]["expected_error"]}
-    return {f"validation_{name}": value for name, value in numbers.items() if value is not None}
+    return {f"validation_{name}": value for name, value in numbers.items()}
 
 
 def scored_pair_samples(pairs: HeldOutPairs, scores: np.ndarray, count: int) -> list[dict]:

@@ -6,6 +6,7 @@ policy learnt beside length is said where the metrics have `length_control` (Pol
 
 from collections.abc import Iterator
 
+from stages.evaluation.statistics import flatten_estimates
 from stages.evaluation.summary import (
     BEST,
     BEST_OF_N,
@@ -197,10 +198,8 @@ def list_length_numbers(metrics: dict) -> dict[str, float]:
     numbers = {}
     for policy, length in metrics.get("length_control", {}).items():
         bins, above = length["within_bins"][policy], difference_to(metrics, policy, _control(policy))
-        estimates = {"gain_at_equal_length": bins["within"], "share_at_equal_length": bins["share"],
-                     f"{judged_by(metrics, policy)}_above_length_control": above}
-        numbers |= {f"{name}{end and '_'}{end}": value[end or "mean"] for name, value in estimates.items() if value
-                    for end in ("", "low", "high") if value[end or "mean"] is not None}
+        numbers |= flatten_estimates({"gain_at_equal_length": bins["within"], "share_at_equal_length": bins["share"],
+                                      f"{judged_by(metrics, policy)}_above_length_control": above})
     return numbers
 
 
