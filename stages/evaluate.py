@@ -37,8 +37,6 @@ from stages.evaluation import summary
 from stages.evaluation.answer_sampler import AnswerSampler, choose_temperatures, measure_temperatures
 from stages.evaluation.attainable import measure_attainable, read_objective
 from stages.evaluation.cached_results import CachedResults
-from stages.evaluation.length_control.words import list_length_numbers, list_length_rows
-from stages.evaluation.output_tables import write_pairs, write_question_scores, write_samples
 from stages.evaluation.policy_answers import AnswerScorer, score_policies
 from stages.evaluation.policy_comparison import PolicyComparison
 from stages.evaluation.reward_hacking import detect_reward_hacking
@@ -46,6 +44,7 @@ from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
 from stages.evaluation.tasks.held_out import DumpTask, OwnPromptsTask, check_unseen, select_judge
 from stages.evaluation.tasks.trained_reward import TrainedReward, read_training
 from stages.evaluation.tasks.wording import find_wording
+from stages.evaluation.verdict import list_length_numbers, list_length_rows
 from stages.modeling import families, torch_setup
 from stages.modeling.tokenizer import load_shared_tokenizer
 from stages.recipe.sections.evaluate import Evaluate
@@ -102,8 +101,7 @@ def run(config: Evaluate, out: Path, *, base: Path, policy: dict[str, Path] | No
     metrics["table"] = summary.short_table(metrics) + list_length_rows(metrics)
     _write(config, out, metrics, comparison)
     if task.held_out:
-        write_pairs(out / "per_pair.parquet", task.held_out.rows, task.held_out.better, task.held_out.worse,
-                    scores.pairs)
+        task.held_out.write_scores(out / "per_pair.parquet", scores.pairs)
     cache.finish()
     return summary.headline_metrics(metrics) | list_length_numbers(metrics)
 
@@ -163,10 +161,10 @@ def _prompt_sizes(config: Evaluate) -> dict[str, int]:
 
 
 def _write(config: Evaluate, out: Path, metrics: dict, comparison: PolicyComparison) -> None:
-    gold_known, rows = summary.knows_gold(metrics), comparison.prompts.rows
+    gold_known = summary.knows_gold(metrics)
     if config.gold and not gold_known:
         questions = find_wording(metrics["policies"]).questions
         print_line(f"evaluate: the gold scorer {config.gold} knows none of these {questions}")
     write_json(out / "metrics.json", metrics)
-    write_samples(out / "samples.parquet", rows, comparison.texts(), comparison.score_columns(gold_known))
-    write_question_scores(out / "per_question.parquet", rows, comparison.score_questions(config.best_of))
+    comparison.write_samples(out / "samples.parquet", gold_known)
+    comparison.write_question_scores(out / "per_question.parquet", config.best_of)

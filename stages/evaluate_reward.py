@@ -23,7 +23,6 @@ import numpy as np
 
 from stages.evaluation.answer_sampler import AnswerSampler
 from stages.evaluation.heldout_prompts import EvaluationPrompts
-from stages.evaluation.output_tables import write_pairs
 from stages.evaluation.pair_accuracy import (
     LOG_PROBABILITY,
     HeldOutPairs,
@@ -89,13 +88,12 @@ def run(config: Evaluate, out: Path, *, reward: list[str], pairs: Path, sft: Pat
             pairs, SPLIT, tokenizer, prompts=config.prompts, selection_prompts=0, longest=longest, seed=config.seed,
             max_prompt_tokens=config.max_prompt_tokens, max_response_tokens=config.max_response_tokens)
         metrics |= _measure_samples(config, judged, prompts, tokenizer, sft, policy, gold_scorer)
-    diagnosis = diagnose(metrics)
-    metrics |= {"fault": diagnosis.fault, "verdict": diagnosis.answers}
-    write_pairs(out / "per_pair.parquet", held_out.rows, held_out.better, held_out.worse, scores)
+    metrics |= diagnose(metrics)
+    held_out.write_scores(out / "per_pair.parquet", scores)
     write_json(out / "metrics.json", metrics)
     write_text(out / PAGE, render_reward_page(
-        reward[0], diagnosis, metrics, FigureFolder(out / "figures")))
-    for words in diagnosis.answers.values():
+        metrics, FigureFolder(out / "figures")))
+    for words in metrics["verdict"].values():
         print_line(f"evaluate_reward: {words}")
     return _headline_metrics(metrics)
 

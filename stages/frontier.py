@@ -30,7 +30,6 @@ from stages.recipe.sections.evaluate import Frontier
 from stages.recipe.variants import list_variants
 from stages.reporting.figures import FigureFolder
 from stages.runtime.files import write_json, write_text
-from stages.runtime.series import read_history
 
 SHARED = ("sft", "reward")  # trainings that several methods start from
 
@@ -47,8 +46,6 @@ def run(config: Frontier, out: Path, *, evaluate: list[str], trained: list[str])
                for name in (*policies, *SHARED)}
     metrics["costs"] = {kind: {name: cost for name in names if (cost := _average(seconds[name]))}
                         for kind, names in (("policies", policies), ("shared", SHARED))}
-    paths = {name: _read_path(trainings[0][name]) for name in policies if name in trainings[0]}
-    metrics["training_paths"] = {name: path for name, path in paths.items() if path}
     figures = FigureFolder(out / "figures")
     page = render_frontier(metrics, figures)
     write_text(out / "frontier.html", page)
@@ -105,9 +102,3 @@ def _find_trainings(folders: Iterable[Path], evaluations: Iterable[Path]) -> lis
 def _average(seconds: list[float | None]) -> dict | None:
     known = [value for value in seconds if value]
     return {"mean": float(np.mean(known)), "by_seed": known} if known else None
-
-
-def _read_path(training: Path) -> list[tuple[float, float]]:
-    """List (KL, mean reward) on the training's validation prompts at each of its evaluations."""
-    return [(row["validation_kl"], row["validation_reward"]) for row in read_history(training)
-            if row.get("validation_kl") is not None and row.get("validation_reward") is not None]

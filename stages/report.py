@@ -88,7 +88,7 @@ def run(config: Report, out: Path, *, posts: Path | None = None, pairs: Path | N
         "All at one temperature": _one_temperature(figures, metrics, samples),
         **({"Reward model": sections.render_reward_model(figures, metrics["reward_model"])} if posts else {}),
         "Learning curves": _learning_curves(figures, curves, trained, first_curves),
-        **({"Data": _data(figures, manifests)} if posts else {"Prompts": sections.render_prompts(manifests, metrics)}),
+        **({"Data": sections.render_funnel(*(manifests[stage]["metrics"] for stage in data))} if posts else {}),
         "Pipeline": sections.render_pipeline(figures, manifests),
         "Recipe": _recipe(manifests),
         "Provenance": sections.render_provenance(manifests, digests)},
@@ -154,13 +154,6 @@ def _outside_bands(manifests: dict[str, dict], metrics: dict, histories: dict[st
     training = [number for name, history in histories.items()
                 for number in measure_training(headings[name], manifests[name]["metrics"], history)]
     return render_outside([*training, *measure_evaluation(metrics)], find_wording(metrics["policies"]).start)
-
-
-def _data(figures: FigureFolder, manifests: dict[str, dict]) -> Html:
-    metrics = {stage: manifests[stage]["metrics"] for stage in ("posts", "pairs")}
-    histograms = {name: bars for stage, counts in metrics.items()
-                  for name, bars in sections.build_histograms(stage, counts).items()}
-    return join_html([sections.render_funnel(**metrics), sections.render_sites(**metrics), figures.draw(histograms)])
 
 
 def _learning_curves(figures: FigureFolder, curves: dict[str, dict[str, Curves]], trained: dict[str, Path],

@@ -5,13 +5,12 @@ from huggingface_hub import EvalResult, ModelCard
 from stages.cards.sections import MAX_LABEL_CHARACTERS, format_section
 from stages.evaluation.summary import (
     BEST,
-    against_start,
-    choose_measure,
     choose_measure_of_sft,
     describe_policy,
-    difference_at_best,
+    difference_to,
     display_name,
     format_estimate,
+    judged_by,
     mean_score,
 )
 from stages.evaluation.tasks.wording import SFT, find_wording, start_model
@@ -67,14 +66,14 @@ def _policy_rows(metrics: dict, writer: str) -> list[tuple[str, str, dict]]:
     """List (type, label, estimate) of SFT or a policy; estimates without an interval have only a mean."""
     policies, best = metrics["policies"], f"{writer}{BEST}"
     start, wording = start_model(policies), find_wording(policies)
-    against = against_start(metrics["at_best"][writer]) if writer in metrics["at_best"] else None
-    measure = choose_measure(against) if against else choose_measure_of_sft(metrics)
+    is_trained = writer in metrics["at_best"]
+    measure = judged_by(metrics, writer) if is_trained else choose_measure_of_sft(metrics)
     at = f"at temperature {policies[start]['temperature']:g}"
     rows = [(measure, f"{measure}, {describe_policy(best, policies)}", _point(mean_score(policies[best], measure)))]
-    if against:
+    if is_trained:
         comparison = metrics["comparisons"][writer]
         rows += [(measure, f"{measure}, {display_name(writer)} minus {wording.start}, each at its best temperature",
-                  difference_at_best(against, measure)),
+                  difference_to(metrics, writer, f"{start}{BEST}")),
                  ("win_rate", f"win rate against {wording.start} by the {wording.reward}, {at}",
                   comparison["win_rate"]),
                  ("kl", f"KL to {wording.start}, nats a response, {at}", comparison["kl_k1"])]

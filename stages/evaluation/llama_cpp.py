@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -88,23 +87,15 @@ def load_llama_cpp(file: Path) -> Iterator[LlamaCpp]:
         del server
 
 
-class Agreement(NamedTuple):
-    """How llama.cpp agrees with the folder; answers: llama.cpp's, as ids. most_nats: the largest difference."""
-
-    posts: int
-    other_tokens: int
-    answers: list[list[int]]
-    other_answers: int
-    mean_nats: float
-    most_nats: float
-
-
 def compare_with_llama_cpp(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, file: Path, posts: Sequence[str],
-                           prompts: Sequence[list[int]], answer_tokens: int = ANSWER_TOKENS,
-                           tie_nats: float = TIE_NATS) -> Agreement:
+                           prompts: Sequence[list[int]], answer_tokens: int = ANSWER_TOKENS
+                           ) -> tuple[dict[str, float], list[list[int]]]:
     """Count the posts with other tokens and the prompts with other greedy answers, ties apart, in llama.cpp.
 
-    The differences in nats are those of the log-probabilities of the LIKELIEST tokens after each prompt.
+    The differences in nats, their mean and the largest, are those of the log-probabilities of the LIKELIEST tokens
+    after each prompt.
+
+    Returns: the numbers by name, and llama.cpp's answers, as ids.
     """
     answers, differs, nats = [], [], []
     with load_llama_cpp(file) as llama_cpp:
@@ -112,10 +103,11 @@ def compare_with_llama_cpp(model: PreTrainedModel, tokenizer: PreTrainedTokenize
         for prompt in track(prompts, "export_gguf: llama.cpp", len(prompts), "answers"):
             answers.append(llama_cpp.continue_greedily(prompt, answer_tokens))
             logprobs = _answer_logprobs(model, prompt, answers[-1])
-            differs.append(not _is_greedy(model.config, logprobs, answers[-1], answer_tokens, tie_nats))
+            differs.append(not _is_greedy(model.config, logprobs, answers[-1], answer_tokens))
             nats.append(_compare_logprobs(logprobs[0], llama_cpp, prompt))
     nats = torch.stack(nats)
-    return Agreement(len(posts), other_tokens, answers, sum(differs), float(nats.mean()), float(nats.max()))
+    return {"posts": len(posts), "other_tokens": other_tokens, "answers": len(answers), "other_answers": sum(differs),
+            "mean_nats": float(nats.mean()), "most_nats": float(nats.max())}, answers
 
 
 @torch.no_grad()
@@ -132,14 +124,14 @@ def _compare_logprobs(logprobs: torch.Tensor, llama_cpp: LlamaCpp, prompt: list[
     return (logprobs[list(theirs)] - torch.tensor(list(theirs.values()), dtype=torch.double)).abs()
 
 
-def _is_greedy(config, logprobs: torch.Tensor, answer: list[int], answer_tokens: int, tie_nats: float) -> bool:
+def _is_greedy(config, logprobs: torch.Tensor, answer: list[int], answer_tokens: int) -> bool:
     """Check that each token of an answer is the likeliest, up to ties, and that a short one ends with EOS or pad.
 
     llama.cpp takes <|endoftext|> for an end, too, which is the pad of SmolLM2.
     """
     chosen = logprobs.gather(1, torch.tensor(answer)[:, None])[:, 0]
     is_whole = len(answer) == answer_tokens or answer[-1] in (config.eos_token_id, config.pad_token_id)
-    return is_whole and bool((logprobs.amax(1) - chosen <= tie_nats).all())
+    return is_whole and bool((logprobs.amax(1) - chosen <= TIE_NATS).all())
 
 
 def check_export(folder: Path, file: Path, run: Path, is_exact: bool) -> dict:
@@ -156,13 +148,12 @@ def check_export(folder: Path, file: Path, run: Path, is_exact: bool) -> dict:
     questions = EvaluationPrompts(
         run / "pairs", SPLITS[-1], tokenizer, prompts=QUESTIONS, selection_prompts=0, seed=0,
         max_prompt_tokens=MAX_PROMPT_TOKENS, max_response_tokens=ANSWER_TOKENS, longest=max_positions(folder))
-    agreement = compare_with_llama_cpp(model, tokenizer, file, posts, questions.prompts)
-    if agreement.other_tokens or (is_exact and agreement.other_answers):
-        raise ValueError(f"llama.cpp gives other tokens for {agreement.other_tokens} of {len(posts)} posts, and other "
-                         f"answers to {agreement.other_answers} of {len(questions.prompts)} questions, than {folder}: "
+    numbers, answers = compare_with_llama_cpp(model, tokenizer, file, posts, questions.prompts)
+    if numbers["other_tokens"] or (is_exact and numbers["other_answers"]):
+        raise ValueError(f"llama.cpp gives other tokens for {numbers['other_tokens']} of {len(posts)} posts, and other "
+                         f"answers to {numbers['other_answers']} of {len(answers)} questions, than {folder}: "
                          f"nothing is published")
-    return agreement._asdict() | {"answers": len(agreement.answers)} | _score(
-        model, tokenizer, run, questions.prompts, agreement.answers)
+    return numbers | _score(model, tokenizer, run, questions.prompts, answers)
 
 
 def _score(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, run: Path, prompts: list[list[int]],

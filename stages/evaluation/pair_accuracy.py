@@ -7,13 +7,16 @@ Shapes: N pairs, M distinct texts, K features of a text's surface.
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from stages.evaluation.statistics import pair_wins
+from stages.evaluation.statistics import flatten_estimates, pair_wins
 from stages.generation.text_metrics import count_fences, has_code
 from stages.modeling.packed.token_logprobs import response_logprobs
 from stages.reward_modeling.lexical_scorer import LinearScorer, fit_bradley_terry, fit_lexical_scorer
@@ -68,6 +71,19 @@ class HeldOutPairs:
         """Return 1, 1/2 (tie) or 0 for each pair [N], given a score for each text [M]."""
         scores = np.asarray(scores, float)
         return pair_wins(scores[self.better], scores[self.worse])
+
+    def write_scores(self, path: Path, scores: dict[str, np.ndarray | None]) -> None:
+        """Write per_pair.parquet: scores [M] of each pair's two texts, by scorer; None: left out."""
+        write_table(path, {name: [row[name] for row in self.rows] for name in ("site", "qid", "score_j", "score_k")}, {
+            f"{name}_{side}": values[texts] for name, values in scores.items() if values is not None
+            for side, texts in (("j", self.better), ("k", self.worse))})
+
+
+def write_table(path: Path, columns: dict[str, list], numbers: dict[str, Sequence[float]]) -> None:
+    """Write a Parquet file of columns and, after them, of numbers, in which NaN, "does not apply", becomes null."""
+    table = columns | {name: pa.array(np.asarray(values, float), pa.float64(), from_pandas=True)
+                       for name, values in numbers.items()}
+    pq.write_table(pa.table(table), path, compression="zstd")
 
 
 def draw_held_out_pairs(rows: Iterable[dict], tokenizer, *, max_pairs: int, max_tokens: int, seed: int) -> HeldOutPairs:
@@ -159,7 +175,8 @@ def mean_logprobs(pairs: HeldOutPairs, model, label: str) -> np.ndarray:
 
 def accuracy_breakdown(pairs: HeldOutPairs, scores: np.ndarray, estimate: Callable) -> dict:
     """Compute the accuracy of scores [M]: overall, by how the answers differ, and by confidence."""
-    right, gaps, lengths = pairs.score_wins(scores), _gaps(pairs), _length_differences(pairs)
+    right, lengths = pairs.score_wins(scores), _length_differences(pairs)
+    gaps = np.array([row["score_j"] - row["score_k"] for row in pairs.rows], dtype=float)
 
     def accuracy(where: np.ndarray) -> dict | None:
         return estimate(np.where(where, right, np.nan), pairs.groups)
@@ -179,16 +196,15 @@ def validation_metrics(pairs: HeldOutPairs, scores: np.ndarray, breakdown: dict)
 
     breakdown: what `accuracy_breakdown` and `compare_with_baselines` return.
     """
-    right, above = breakdown["accuracy"], breakdown["above_best_cheap_baseline"]
     baselines = {name: estimate["mean"] for name, estimate in breakdown["baselines"].items()}
     gaps = np.asarray(scores[pairs.better] - scores[pairs.worse], float)
-    numbers = {"accuracy": right["mean"], "accuracy_low": right["low"], "accuracy_high": right["high"],
+    numbers = {**flatten_estimates({"accuracy": breakdown["accuracy"]}),
                "longer_answer_accuracy": baselines[LONGER_ANSWER],
                "best_baseline_accuracy": baselines[breakdown["best_cheap_baseline"]],
-               "above_baseline": above["mean"], "above_baseline_low": above["low"],
-               "above_baseline_high": above["high"], "loss": float(np.logaddexp(0, -gaps).mean()),
+               **flatten_estimates({"above_baseline": breakdown["above_best_cheap_baseline"]}),
+               "loss": float(np.logaddexp(0, -gaps).mean()),
                "calibration_error": breakdown["calibration"]["expected_error"]}
-    return {f"validation_{name}": value for name, value in numbers.items() if value is not None}
+    return {f"validation_{name}": value for name, value in numbers.items()}
 
 
 def scored_pair_samples(pairs: HeldOutPairs, scores: np.ndarray, count: int) -> list[dict]:
@@ -228,10 +244,6 @@ def _length_differences(pairs: HeldOutPairs) -> np.ndarray:
     length = np.array([len(answer) for _, answer in pairs.texts], dtype=float)
     one, other = length[pairs.better], length[pairs.worse]
     return (one - other) / np.maximum(np.maximum(one, other), 1)
-
-
-def _gaps(pairs: HeldOutPairs) -> np.ndarray:
-    return np.array([row["score_j"] - row["score_k"] for row in pairs.rows], dtype=float)
 
 
 def extract_features(texts: Iterable[str]) -> np.ndarray:

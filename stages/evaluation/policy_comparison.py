@@ -6,12 +6,14 @@ Shapes: N prompts.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 
 import numpy as np
 
 from stages.evaluation import policy_metrics
 from stages.evaluation.heldout_prompts import HeldOutPrompts
-from stages.evaluation.length_control.within_bins import compare_answers, gain_within_bins
+from stages.evaluation.length_bins import compare_answers, gain_within_bins
+from stages.evaluation.pair_accuracy import write_table
 from stages.evaluation.policy_answers import Answers, repeat_each
 from stages.evaluation.policy_metrics import GOLD_PREFIX, Columns, column_mean
 from stages.evaluation.summary import BEST, CONTROLS, SAMPLES, cheaper_policies, samples_per_answer
@@ -122,22 +124,33 @@ class PolicyComparison:
         return {name: {key: values[key] for key in QUESTION_SCORES if key in values}
                 for name, values in columns.items()}
 
-    def texts(self) -> dict[str, list[str]]:
-        """Return one answer to each prompt, by policy and for 'human'."""
-        best_answers = {"human": self.prompts.best_answers} if self.prompts.best_answers else {}
-        return {name: answers.texts for name, answers in self.answers.items()
-                if name not in SAMPLE_SETS} | best_answers
+    def write_samples(self, path: Path, with_gold: bool) -> None:
+        """Write samples.parquet: each question with one answer of each writer, 'human' among them, and its scores.
 
-    def score_columns(self, with_gold: bool) -> Columns:
-        """Return the columns NAME_WRITER of samples.parquet: rewards, gold scores, the judge's and other scores."""
-        writers = self.texts()
-        columns = {f"{kind}_{name}": scores[name] for kind, scores in (
-            ("reward", self.rewards), ("judge", self.judge)) if scores for name in writers}
-        for name in writers:
-            for key, values in (self.gold[name] if with_gold else {}).items():
-                columns[f"{key}_{name}"] = np.array(values, float)
-            columns |= {f"{key}_{name}": values for key, values in self.scores.get(name, {}).items()}
-        return columns
+        A score is in the column NAME_WRITER: rewards, gold scores, the judge's and those of further scorers.
+        """
+        rows = self.prompts.rows
+        texts = {name: answers.texts for name, answers in self.answers.items() if name not in SAMPLE_SETS}
+        texts |= {"human": self.prompts.best_answers} if self.prompts.best_answers else {}
+        scores = {f"{kind}_{name}": values[name] for kind, values in (
+            ("reward", self.rewards), ("judge", self.judge)) if values for name in texts}
+        for name in texts:
+            own = (self.gold[name] if with_gold else {}) | self.scores.get(name, {})
+            scores |= {f"{key}_{name}": values for key, values in own.items()}
+        write_table(path, {
+            "site": [row["site"] for row in rows], "qid": [row["qid"] for row in rows],
+            "question": [row["question"] for row in rows], "url": [row["metadata"][0] for row in rows],
+            **{name: [row.get(name, [])[:2] for row in rows]  # of the question, of the best answer
+               for name in ("authors", "author_urls", "licenses")}, **texts}, scores)
+
+    def write_question_scores(self, path: Path, best_of: Sequence[int]) -> None:
+        """Write per_question.parquet: a row for each policy and question, with the scores that are known."""
+        rows, scores = self.prompts.rows, self.score_questions(best_of)
+        unknown = np.full(len(rows), np.nan)
+        write_table(path, {"policy": [policy for policy in scores for _ in rows],
+                           **{key: [row[key] for _ in scores for row in rows] for key in ("site", "qid")}}, {
+            name: np.concatenate([columns.get(name, unknown) for columns in scores.values()])
+            for name in dict.fromkeys(name for columns in scores.values() for name in columns)})
 
     @property
     def _scorers(self) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from stages.evaluation.summary import capitalise, change_direction, display_name, format_estimate
+from stages.evaluation.summary import capitalise, change_direction, display_name, format_estimate, format_percent
 
 CHANCE = 0.5
 Shortfall = Literal["unknown", "chance", "baseline"]
@@ -45,6 +45,20 @@ def describe_shortfall(measured: dict | None) -> str:
     best, above = measured["best_cheap_baseline"], measured["above_best_cheap_baseline"]
     return (f"{ranks} the best cheap baseline, {best}: {format_estimate(measured['baselines'][best])} (difference "
             f"{format_estimate(above, signed=True)})")
+
+
+def reward_model_verdict(reward: dict) -> str:
+    """Say whether the reward model beats the best cheap baseline."""
+    best = reward["best_cheap_baseline"]
+    if not best:
+        return "The reward model could not be judged: there is no held-out pair."
+    start = (f"On {reward['pairs']:,} held-out pairs of {reward['questions']:,} questions the reward model ranks "
+             f"{format_percent(reward['accuracy'])} right, the best cheap baseline ({best}) "
+             f"{format_percent(reward['baselines'][best])}")
+    difference = reward["above_best_cheap_baseline"]
+    end = {1: "the reward model beats it", -1: "the reward model is worse than the baseline",
+           0: "the reward model did not beat it: the two cannot be told apart"}[change_direction(difference)]
+    return f"{start}: {end} (difference {format_estimate(difference, signed=True)})."
 
 
 def check_reward_models(measured: dict[Path, dict | None], required: Literal["chance", "baseline", "none"],

@@ -61,6 +61,12 @@ def bootstrap_statistic(
     return estimate
 
 
+def flatten_estimates(estimates: dict[str, dict | None]) -> dict[str, float]:
+    """Return each mean by its name, and the ends of its interval, where it has one, as NAME_low and NAME_high."""
+    return {f"{name}{end}": value[key] for name, value in estimates.items() if value
+            for key, end in (("mean", ""), ("low", "_low"), ("high", "_high")) if value[key] is not None}
+
+
 def jackknife(whole: float, without: np.ndarray) -> dict:
     """Estimate a statistic with a 95 % normal interval from its values [N] `without` each group.
 

@@ -62,20 +62,6 @@ def _reward_model_rows(reward: dict) -> list[list[str]]:
     return rows
 
 
-def reward_model_verdict(reward: dict) -> str:
-    """Say whether the reward model beats the best cheap baseline."""
-    best = reward["best_cheap_baseline"]
-    if not best:
-        return "The reward model could not be judged: there is no held-out pair."
-    start = (f"On {reward['pairs']:,} held-out pairs of {reward['questions']:,} questions the reward model ranks "
-             f"{format_percent(reward['accuracy'])} right, the best cheap baseline ({best}) "
-             f"{format_percent(reward['baselines'][best])}")
-    difference = reward["above_best_cheap_baseline"]
-    end = {1: "the reward model beats it", -1: "the reward model is worse than the baseline",
-           0: "the reward model did not beat it: the two cannot be told apart"}[change_direction(difference)]
-    return f"{start}: {end} (difference {format_estimate(difference, signed=True)})."
-
-
 def headline_metrics(metrics: dict) -> dict[str, float]:
     """Return the numbers for the manifest and the log's last line.
 
@@ -133,17 +119,6 @@ def join_words(words: list[str]) -> str:
 def capitalise(words: str) -> str:
     """Begin with a capital letter; the rest stays as it is."""
     return words[:1].upper() + words[1:]
-
-
-def order_policies(policies: dict) -> dict:
-    """Order the policies at the sampling temperature as SFT, trained policies, base, best-of-n.
-
-    Without SFT, base comes first. A narrow screen shows the first columns only.
-    """
-    start, best_of_n = start_model(policies), best_of_n_policies(policies)
-    others = ("sft", "base", greedy_name(start), *best_of_n)
-    trained = [name for name in policies if name not in others and not name.endswith(BEST)]
-    return {name: policies[name] for name in dict.fromkeys((start, *trained, "base", *best_of_n)) if name in policies}
 
 
 def best_of_n_policies(policies: dict) -> dict:
@@ -212,7 +187,7 @@ def difference_to(metrics: dict, policy: str, other: str) -> dict | None:
 def choose_measure_of_sft(metrics: dict) -> str:
     """Choose what SFT at its best is judged by: as the policies that are compared with it or, without one, likewise."""
     if metrics["at_best"]:
-        return choose_measure(against_start(next(iter(metrics["at_best"].values()))))
+        return judged_by(metrics, next(iter(metrics["at_best"])))
     return "gold" if knows_gold(metrics) else "judge" if metrics["policies"][f"sft{BEST}"]["judge"] else "reward"
 
 
@@ -244,14 +219,14 @@ def _policy_rows(metrics: dict, policy: str) -> list[list[str]]:
     at = f"at temperature {sft['temperature']:g}"
     rows = [*_rows_at_best(metrics, policy), *_rows_of_scores(metrics, policy)]
     rows += [[f"reward {at}, {before} -> {name}",
-              _change(sft["reward"]["mean"], tuned["reward"]["mean"], comparison["reward_difference"])],
+              format_change(sft["reward"]["mean"], tuned["reward"]["mean"], comparison["reward_difference"])],
              [f"win rate {at}, {name} against {before}", format_estimate(comparison["win_rate"])]]
     if attainable:
         rows += [[f"share of the attainable objective {at}, {name}",
                   _format_share(attainable, metrics["attainable"]["samples"])]]
     if "gold" in gold:
         rows += [[f"gold {at}, {before} -> {name}",
-                  _change(gold["gold"][start], gold["gold"]["policy"], gold["gold"]["difference"])]]
+                  format_change(gold["gold"][start], gold["gold"]["policy"], gold["gold"]["difference"])]]
     rows += [[f"reward hacking{of_policy}",
               f"{verdict} ({len(hacking['moved'])} of {len(hacking['monitors'])} monitors moved)"],
              [f"KL to {before}, nats a response{of_policy}", format_estimate(comparison["kl_k1"], ".2f")]]
@@ -276,8 +251,8 @@ def _rows_at_best(metrics: dict, policy: str) -> list[list[str]]:
     shown = list(dict.fromkeys([*([] if "reward_model" in metrics else ["reward"]), *shown]))
     first = f"at best temperature, {before} (T {sft['temperature']:g}) -> {name} (T {tuned['temperature']:g})"
     labels = [first, *[f"at best temperature, {before} -> {name}"] * (len(shown) - 1)]
-    rows = [[f"{key} {label}", _change(mean_score(sft, key), mean_score(tuned, key),
-                                       difference_at_best(differences, key))]
+    rows = [[f"{key} {label}",
+             format_change(mean_score(sft, key), mean_score(tuned, key), difference_at_best(differences, key))]
             for key, label in zip(shown, labels, strict=True)]
     of_policy = f", against {name}" if len(judged_policies(metrics)) > 1 else ""
     others = [each for each in (greedy_name(start), strongest_best_of_n(against))
@@ -295,7 +270,7 @@ def _rows_of_scores(metrics: dict, policy: str) -> list[list[str]]:
         before, after = (policies[f"{each}{BEST}"]["scores"][score]["mean"] for each in (start, policy))
         unseen = " (never seen in training)" if score in metrics["unseen_scores"] else ""
         rows.append([f"{score}{unseen} at best temperature, {display_name(start)} -> {display_name(policy)}",
-                     _change(before, after, difference)])
+                     format_change(before, after, difference)])
     return rows
 
 
@@ -312,5 +287,6 @@ def _format_share(attainable: dict, samples: int) -> str:
     return f"{format_estimate(attainable['share'])} (of an optimum estimated from {samples} samples, {words})"
 
 
-def _change(before: float, after: float, difference: dict) -> str:
+def format_change(before: float, after: float, difference: dict) -> str:
+    """Format two means and their paired difference: '0.100 -> 0.600 (paired +0.500 [+0.480, +0.520])'."""
     return f"{before:z.3f} -> {after:z.3f} (paired {format_estimate(difference, signed=True)})"

@@ -115,7 +115,7 @@ class FrontierAnalysis:
                      for family in self.families},
             "optimum": _average_curves([metrics.get("attainable") for metrics in self.evaluations.metrics]),
             "equal_kl": self._compare_at_equal_kl(), "best": self.best, "best_differences": self._compare_best(),
-            "declines": self._find_declines(), "hacking": self._pool_verdicts()}
+            "hacking": self._pool_verdicts()}
 
     def seed_means(self, name: str) -> dict[str, list[float | None]]:
         """Return a policy's mean KL and gains in each seed."""
@@ -191,20 +191,6 @@ class FrontierAnalysis:
         return [{"policy": one, "against": other,
                  "difference": widen(self._estimate(self.measure, {one: 1.0, other: -1.0}), len(pairs))}
                 for one, other in pairs]
-
-    def _find_declines(self) -> dict[str, dict]:
-        """Compare each family's policy of the largest KL with that of the highest truth, in truth and in reward.
-
-        The latter is chosen among the family's policies, and the intervals are widened for that.
-        """
-        declines = {}
-        for family, names in self.families.items():
-            if family in self.best and len(names) > 1:
-                best, last = self.best[family], names[-1]
-                declines[family] = {"from": best, "to": last} | {
-                    measure: widen(self._estimate(measure, {last: 1.0, best: -1.0}), len(names) - 1)
-                    if last != best else None for measure in self.measures}
-        return declines
 
     def _pool_verdicts(self) -> dict:
         """Return each trained policy's verdict on reward hacking in each seed, and the shares of all of them."""

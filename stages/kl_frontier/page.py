@@ -9,11 +9,11 @@ from stages.pooling.page import FALSE_ALARMS, render_shares
 from stages.render.html import Html, element, join_html, sortable_text, stack_interval, table
 from stages.render.units import format_duration
 from stages.reporting.document import render_page
-from stages.reporting.figures import Curves, FigureFolder
+from stages.reporting.figures import FigureFolder
 from stages.reporting.frontier_figure import Frontier, FrontierPoint
 from stages.reporting.headline import Verdict
+from stages.reporting.policy_section import NONE, stacked_cell
 
-NONE = "\u2013"
 SQRT_KL = "square root of the KL to SFT, in nats a response"
 ORIGIN = {"mean": 0.0, "low": None, "high": None}
 CURVE_POINTS = 200
@@ -23,14 +23,13 @@ SOURCE = ("Gao, Schulman, Hilton 2022, “Scaling laws for reward model overopti
 
 
 def render_frontier(metrics: dict, figures: FigureFolder) -> str:
-    """Render the whole page from the metrics of the analysis, `families`, `costs` and `training_paths` among them."""
+    """Render the whole page from the metrics of the analysis, `families` and `costs` among them."""
     verdict = Verdict("run", describe_headline(metrics), describe_paragraphs(metrics))
     return render_page("Ways to align, at equal KL to SFT", [verdict], _points(metrics), {
         "Score against KL": _curves(metrics, figures),
         "Fits and over-optimisation": _fits(metrics),
         "At equal KL": _equal_kl(metrics),
-        "Reward hacking": _hacking(metrics),
-        "Learnt reward along training": _training(metrics, figures)})
+        "Reward hacking": _hacking(metrics)})
 
 
 def _points(metrics: dict) -> Html:
@@ -38,7 +37,8 @@ def _points(metrics: dict) -> Html:
     measures, costs = list(metrics["sft"]), metrics["costs"]
     head = ["policy", "KL to SFT, nats a response", *(f"{MEASURES[name]}, minus SFT's" for name in measures),
             "time of training", "samples an answer"]
-    rows = [[policy["label"], _kl_cell(policy), *(_cell(policy["gains"][name], signed=True) for name in measures),
+    rows = [[policy["label"], _kl_cell(policy),
+             *(stacked_cell(policy["gains"][name], signed=True) for name in measures),
              _seconds(costs["policies"].get(name)), f"{policy['samples_per_answer']}"]
             for name, policy in metrics["policies"].items()]
     sft = ", ".join(f"{MEASURES[name]} {value:.3f}" for name, value in metrics["sft"].items())
@@ -108,7 +108,7 @@ def _fit_row(label: str, fit: dict) -> list:
     squared = {end: None if peak[end] is None else peak[end] ** 2 for end in ("mean", "low", "high")}
     certain = fit["peak_exists"]["low"] in (None, 1.0)
     words = "yes" if peak["mean"] <= fit["largest_sqrt_kl"] else "no: extrapolated"
-    return [*numbers, _cell(squared, ".2f"), _cell(fit["peak_gain"], signed=True),
+    return [*numbers, stacked_cell(squared, ".2f"), stacked_cell(fit["peak_gain"], signed=True),
             words if certain else f"{words}; in some resamples there is no peak"]
 
 
@@ -120,8 +120,8 @@ def _equal_kl(metrics: dict) -> Html:
         rows.setdefault(row["policy"], {})[row["against"]] = row[measure]
     ordered = sorted(rows, key=lambda name: metrics["policies"][name]["kl"]["mean"])
     body = [[metrics["policies"][name]["label"], f"{metrics['policies'][name]['kl']['mean']:.2f}",
-             _cell(metrics["policies"][name]["gains"][measure], signed=True),
-             *(_cell(rows[name][curve][key], signed=True) if curve in rows[name] else ""
+             stacked_cell(metrics["policies"][name]["gains"][measure], signed=True),
+             *(stacked_cell(rows[name][curve][key], signed=True) if curve in rows[name] else ""
                for curve in curves for key in ("interpolated", "difference"))] for name in ordered]
     names = [metrics["families"][curve] for curve in curves]
     head = ["policy", "its KL, nats", f"its {MEASURES[measure]}, minus SFT's",
@@ -157,32 +157,15 @@ def _verdict(row: dict) -> Html | str:
     return join_html([row["verdict"], " ", element("small", f"without gold: {row['without_gold']}")])
 
 
-def _training(metrics: dict, figures: FigureFolder) -> Html:
-    lines = {metrics["policies"][name]["label"]: [(max(kl, 0.0) ** 0.5, reward) for kl, reward in path]
-             for name, path in metrics["training_paths"].items()}
-    if not lines:
-        return element("p", "No training logged its reward and KL on validation prompts.")
-    words = ("On the validation prompts of each training, which are not those above, and in the reward after scaling. "
-             "The published policy may be an earlier one than the last."
-             + (f" Of seed {metrics['seeds'][0]}." if len(metrics["seeds"]) > 1 else ""))
-    return join_html([element("p", words, class_="faint"), figures.draw({"training-paths": Curves(
-        "Learnt reward along training", SQRT_KL, lines, y_label="reward after scaling")})])
-
-
 def _seconds(cost: dict | None) -> str:
     return sortable_text(format_duration(cost["mean"]), cost["mean"]) if cost else NONE
 
 
-def _kl_cell(policy: dict) -> str:
-    if policy["kl"] is None:
-        return NONE
-    return join_html(["≤ ", f"{policy['kl']['mean']:.2f}"]) if policy["kl_is_bound"] else _cell(policy["kl"], ".2f")
+def _kl_cell(policy: dict) -> Html | str:
+    kl = policy["kl"]
+    return f"≤ {kl['mean']:.2f}" if policy["kl_is_bound"] else stacked_cell(kl, ".2f")
 
 
 def _parameter(fit: dict, name: str) -> Html:
     _, _, interval = format_estimate(fit[f"{name}_by_question"]).partition(" ")
     return stack_interval(f"{fit[name]:z.3f} {interval}")
-
-
-def _cell(estimate: dict | None, form: str = ".3f", signed: bool = False) -> str:
-    return NONE if estimate is None else stack_interval(format_estimate(estimate, form, signed))

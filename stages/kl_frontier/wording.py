@@ -3,7 +3,7 @@
 Two policies are told apart where the whole 95 % interval of their paired difference lies on one side of 0.
 """
 
-from stages.evaluation.summary import capitalise, change_direction, format_estimate, format_percent, join_words
+from stages.evaluation.summary import change_direction, format_estimate, format_percent, join_words
 
 MEASURES = {"gold": "gold score", "judge": "judge's score", "reward": "learnt reward"}
 SOURCES = {
@@ -34,7 +34,6 @@ def describe_paragraphs(metrics: dict) -> dict[str, str]:
             "Which policies are better than SFT?": _describe_against_sft(metrics),
             "Which method is best?": _describe_best(metrics),
             "And at equal KL?": _describe_equal_kl(metrics),
-            "Is there over-optimisation?": _describe_declines(metrics),
             "What can these intervals not say?": _describe_limits(metrics)}
 
 
@@ -83,24 +82,6 @@ def _describe_equal_kl(metrics: dict) -> str:
 def list_curves(metrics: dict) -> list[str]:
     """List the families that policies are compared with at equal KL."""
     return [family for family in metrics["families"] if family in {row["against"] for row in metrics["equal_kl"]}]
-
-
-def _describe_declines(metrics: dict) -> str:
-    measure, parts = metrics["measure"], []
-    for family, decline in metrics["declines"].items():
-        change, reward = decline[measure], decline["reward"]
-        name, where = metrics["families"][family], _label(metrics, decline["to"])
-        if change is None:
-            parts.append(f"{capitalise(name)}: not seen, the {MEASURES[measure]} is highest at the largest KL, of "
-                         f"{where}.")
-        elif change_direction(change) < 0:
-            risen = " while the learnt reward rose" if measure != "reward" and change_direction(reward) > 0 else ""
-            parts.append(f"{capitalise(name)}: yes, from {_label(metrics, decline['from'])} to {where} the "
-                         f"{MEASURES[measure]} fell{risen} ({format_estimate(change, signed=True)}).")
-        else:
-            parts.append(f"{capitalise(name)}: {where} lies below {_label(metrics, decline['from'])}, but the two "
-                         f"cannot be told apart ({format_estimate(change, signed=True)}).")
-    return " ".join(parts) or "No method has several policies, so no curve can be seen to fall."
 
 
 def _describe_limits(metrics: dict) -> str:

@@ -4,7 +4,6 @@ from stages.evaluation.summary import change_direction, display_name, format_est
 from stages.pooling.pool import describe_hacking
 from stages.render.html import Html, element, join_html, stack_interval, table
 from stages.reporting.document import render_page
-from stages.reporting.figures import FigureFolder, Intervals
 from stages.reporting.headline import Verdict
 
 WORDS = ("Within seeds: questions are resampled, the models stay; another evaluation of these models would fall there. "
@@ -16,7 +15,7 @@ SHOWN = {"gold": 0, "judge": 1, "reward": 2}  # what the headline goes by, if th
 DIRECTIONS = {1: "is better than SFT", 0: "cannot be told apart from SFT", -1: "is worse than SFT"}
 
 
-def render_seeds_page(metrics: dict, figures: FigureFolder) -> str:
+def render_seeds_page(metrics: dict) -> str:
     """Render the page; metrics: as pool_evaluations returns them."""
     names = metrics["seeds"]
     sections = {}
@@ -25,9 +24,7 @@ def render_seeds_page(metrics: dict, figures: FigureFolder) -> str:
         gains = {f"{score}, {name} - SFT": row for score, row in pooled["gains"].items()}
         differences = {f"{name}: {label}": row for label, row in pooled["against"].items()}
         sections[f"{name} against SFT, each at its best temperature"] = join_html([
-            element("p", WORDS, class_="faint"), _render_rows(gains | differences, names),
-            figures.draw({f"{policy}-{score}": _draw_gain(score, name, row) for score, row in pooled["gains"].items()
-                          if row["over_seeds"]})])
+            element("p", WORDS, class_="faint"), _render_rows(gains | differences, names)])
         sections[f"{name} in numbers"] = _render_rows(pooled["numbers"], names)
         sections[f"{name}: reward hacking"] = _render_verdicts(pooled["hacking"])
     sections["Reward model"] = _render_rows({
@@ -56,13 +53,6 @@ def _render_rows(rows: dict[str, dict], seeds: list[str]) -> Html:
         (label, *(stack_interval(format_estimate(estimate)) for estimate in (
             row["over_seeds"], row["within_seeds"], *(row["per_seed"][seed] for seed in seeds))))
         for label, row in rows.items()])
-
-
-def _draw_gain(score: str, name: str, row: dict) -> Intervals:
-    pooled = {"over seeds": row["over_seeds"], "within seeds": row["within_seeds"]}
-    estimates = {label: estimate for label, estimate in (pooled | row["per_seed"]).items()
-                 if estimate and estimate["low"] is not None}
-    return Intervals(f"{name} minus SFT: {score}", f"difference in {score}, 95 % interval", estimates, 0.0)
 
 
 def _render_verdicts(hacking: dict) -> Html:

@@ -1,4 +1,4 @@
-"""Bins of histograms: lengths are counted in fine bins, and a table or a figure chooses how coarsely it shows them.
+"""Bins of histograms: lengths are counted in fine bins, and a table chooses how coarsely it shows them.
 
 Fixed powers of two would show the questions of a site in two bars where most have 100 to 250 characters.
 """
@@ -11,7 +11,6 @@ from math import ceil
 
 BINS_PER_OCTAVE = 8  # of counted lengths: from a length to twice that length
 MAX_OCTAVES = 48
-TAIL = 0.01  # share of the counts on each side that `clip_tails` moves
 Bins = list[tuple[int, int, int]]  # first value, last value, count
 
 
@@ -32,23 +31,6 @@ def bin_lengths(counts: Mapping[int, int], max_bins: int) -> Bins:
     return _sum_counts(counts, edges)
 
 
-def bin_integers(counts: Mapping[int, int], max_bins: int) -> Bins:
-    """Sum counts of integers into at most `max_bins` bins of equal width: 1 where that suffices."""
-    low, count = min(counts), max(counts) - min(counts) + 1
-    width = -(-count // max_bins)
-    return _sum_counts(counts, list(range(low, low + count + width, width)))
-
-
-def clip_tails(counts: Mapping[int, int]) -> dict[int, int]:
-    """Move the counts beyond the quantiles TAIL and 1 - TAIL to these: a few outliers must not widen all bins."""
-    low, high = (_quantile(counts, share) for share in (TAIL, 1 - TAIL))
-    clipped: dict[int, int] = {}
-    for value, count in counts.items():
-        value = min(max(value, low), high)
-        clipped[value] = clipped.get(value, 0) + count
-    return clipped
-
-
 @cache
 def _octave_edges(bins_per_octave: int) -> list[int]:
     """Return 0 and the powers of 2 ** (1 / bins_per_octave), rounded up; those of fewer bins are among them."""
@@ -60,13 +42,3 @@ def _sum_counts(counts: Mapping[int, int], edges: list[int]) -> Bins:
     for value, count in counts.items():
         sums[bisect_right(edges, value) - 1] += count
     return [(first, end - 1, total) for (first, end), total in zip(pairwise(edges), sums, strict=True)]
-
-
-def _quantile(counts: Mapping[int, int], share: float) -> int:
-    """Return the least value that this share of the counts does not exceed."""
-    total, below = sum(counts.values()), 0
-    for value in sorted(counts):
-        below += counts[value]
-        if below >= share * total:
-            return value
-    return max(counts)

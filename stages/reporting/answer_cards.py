@@ -9,13 +9,12 @@ from collections.abc import Sequence
 
 from stages.evaluation.summary import (
     BEST,
-    against_start,
     cheaper_policies,
-    choose_measure,
     describe_policy,
-    difference_at_best,
+    difference_to,
     display_name,
     format_estimate,
+    judged_by,
     judged_policies,
     mean_score,
     samples_per_answer,
@@ -89,12 +88,12 @@ def _render_example(samples: list[dict], metrics: dict, policy: str) -> Html | s
 def _render_scores(metrics: dict, policy: str) -> Html:
     """Render the score of what a policy must beat beside its own, with the paired differences."""
     policies, against = metrics["policies"], metrics["at_best"][policy]
-    measure, wording = choose_measure(against_start(against)), find_wording(policies)
+    measure, wording = judged_by(metrics, policy), find_wording(policies)
     best_of_n = strongest_best_of_n(against)
     names = {describe_policy(name, policies): name for name in cheaper_policies(against)
              if samples_per_answer(name) == 1 or name == best_of_n}
     rows = [[label, _score(policies[name], measure),
-             stack_interval(format_estimate(difference_at_best(against[name], measure), ".2f", signed=True)),
+             stack_interval(format_estimate(difference_to(metrics, policy, name), ".2f", signed=True)),
              samples_per_answer(name)] for label, name in names.items()]
     tuned = f"{policy}{BEST}"
     rows.append([element("strong", describe_policy(tuned, policies)), _score(policies[tuned], measure), "–", 1])

@@ -29,7 +29,6 @@ BASE = {"font.family": "DejaVu Sans", "font.size": 15, "axes.titlesize": 16, "ax
 LIGHT = ("#ffffff", "#24292f", ("#0072B2", "#D55E00", "#009E73", "#CC79A7"))
 DARK = ("#1c1f24", "#d7dbe0", ("#56B4E9", "#E69F00", "#2FC79A", "#E5A3C7"))
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))  # one more than colours, so that pairs of them differ longer
-MAX_TICKS = 9
 FEW_LINES = 2  # more need room for their legend above them
 LEGEND_COLUMNS, LEGEND_SIZE = 3, 12
 LEGEND_ROOM = 0.14  # of the axis, a row of a legend above the lines
@@ -64,26 +63,6 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Intervals:
-    """Estimates (mean, low, high) by label, with a line at `reference`; the first has a colour of its own."""
-
-    title: str
-    x_label: str
-    rows: dict[str, dict]
-    reference: float
-
-    def draw(self, axes, colours) -> None:
-        for y, estimate in enumerate(self.rows.values()):
-            colour = colours[0] if y == 0 else colours[1]
-            axes.plot(interval_ends(estimate), [y, y], color=colour)
-            axes.plot([estimate["mean"]], [y], "o", color=colour, markersize=9)
-        axes.axvline(self.reference, linestyle=":", color="gray")
-        axes.set_yticks(range(len(self.rows)), list(self.rows))
-        axes.set_ylim(len(self.rows) - 0.5, -0.5)
-        axes.set_xlabel(self.x_label)
-
-
-@dataclass(frozen=True)
 class Histogram:
     """Histograms of the values of each label.
 
@@ -110,23 +89,6 @@ class Histogram:
         if low == high:
             low, high = pooled.min(), pooled.max()
         return np.linspace(low, high if high > low else low + 1, HISTOGRAM_BINS + 1)
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Counts by value, in order."""
-
-    title: str
-    x_label: str
-    y_label: str
-    counts: dict[str, int]
-
-    def draw(self, axes, colours) -> None:
-        axes.bar(range(len(self.counts)), list(self.counts.values()), color=colours[0])
-        step = -(-len(self.counts) // MAX_TICKS)
-        axes.set_xticks(range(0, len(self.counts), step), list(self.counts)[::step])
-        axes.set_xlabel(self.x_label)
-        axes.set_ylabel(self.y_label)
 
 
 class Drawable(Protocol):

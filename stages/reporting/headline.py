@@ -6,29 +6,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stages.artifacts.artifact import MANIFEST
-from stages.evaluation.length_control.words import only_length_headline
-from stages.evaluation.reward_model_check import describe_shortfall, find_shortfall
+from stages.evaluation.reward_model_check import describe_shortfall, find_shortfall, reward_model_verdict
 from stages.evaluation.summary import (
     BEST,
     NO_JUDGE,
     against_start,
     capitalise,
     change_direction,
-    choose_measure,
-    difference_at_best,
+    difference_to,
     display_name,
     format_estimate,
     format_percent,
     join_words,
+    judged_by,
     judged_policies,
     knows_gold,
     mean_score,
-    reward_model_verdict,
     samples_per_answer,
     strongest_best_of_n,
 )
 from stages.evaluation.tasks.wording import find_wording, start_model
-from stages.evaluation.verdict import compare_with_start, policy_verdict
+from stages.evaluation.verdict import compare_with_start, only_length_headline, policy_verdict
 from stages.render.markdown_tables import clean_name
 from stages.render.units import format_duration
 from stages.runtime.files import DIGEST_CHARACTERS
@@ -250,12 +248,11 @@ def _list_run_bullets(metrics: dict, manifests: dict[str, dict]) -> tuple[str, .
 
 
 def _against_start(metrics: dict, policy: str) -> str:
-    against, wording = against_start(metrics["at_best"][policy]), find_wording(metrics["policies"])
-    measure = choose_measure(against)
-    before, after = (mean_score(metrics["policies"][f"{name}{BEST}"], measure)
-                     for name in (start_model(metrics["policies"]), policy))
-    how = AGAINST_START[change_direction(difference_at_best(against, measure))]
-    fell = change_direction(against["gold"].get("correct")) < 0
+    start, wording = start_model(metrics["policies"]), find_wording(metrics["policies"])
+    measure = judged_by(metrics, policy)
+    before, after = (mean_score(metrics["policies"][f"{name}{BEST}"], measure) for name in (start, policy))
+    how = AGAINST_START[change_direction(difference_to(metrics, policy, f"{start}{BEST}"))]
+    fell = change_direction(against_start(metrics["at_best"][policy])["gold"].get("correct")) < 0
     return (f"Each at its best temperature, {display_name(policy)} {how} {wording.start} in "
             f"{MEASURES.get(measure, wording.measure)}: {before:z.2f} → {after:z.2f}"
             f"{', but correctness alone fell' if fell else ''}.")
@@ -263,11 +260,10 @@ def _against_start(metrics: dict, policy: str) -> str:
 
 def _against_best_of_n(metrics: dict, policy: str) -> list[str]:
     """Compare with the strongest best-of-n, which costs as many samples an answer as its name says."""
-    against = metrics["at_best"][policy]
-    best_of_n = strongest_best_of_n(against)
+    best_of_n = strongest_best_of_n(metrics["at_best"][policy])
     if best_of_n is None:
         return []
-    measure = choose_measure(against_start(against))
-    how = AGAINST_POLICY[change_direction(difference_at_best(against[best_of_n], measure))]
+    how = AGAINST_POLICY[change_direction(difference_to(metrics, policy, best_of_n))]
+    score = mean_score(metrics["policies"][best_of_n], judged_by(metrics, policy))
     return [f"The best of {samples_per_answer(best_of_n)} answers of {find_wording(metrics['policies']).start} by the "
-            f"same reward does {how}: {mean_score(metrics['policies'][best_of_n], measure):z.2f}."]
+            f"same reward does {how}: {score:z.2f}."]

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable
 
-from stages.evaluation.length_control.words import SCORES, describe_length, format_equal_length
 from stages.evaluation.summary import (
     BEST,
-    CONTROLS,
     GOLD_ROWS,
     best_of_n_policies,
     capitalise,
@@ -14,10 +12,9 @@ from stages.evaluation.summary import (
     display_name,
     format_estimate,
     mean_score,
-    order_policies,
     samples_per_answer,
 )
-from stages.evaluation.tasks.wording import SFT, find_wording, start_model
+from stages.evaluation.tasks.wording import SFT, find_wording, greedy_name, start_model
 from stages.render.html import Html, element, join_html, stack_interval, table
 from stages.reporting.figures import Curves, FigureFolder
 from stages.reporting.frontier_figure import Frontier, FrontierPoint
@@ -35,7 +32,6 @@ POINT_ROWS = (
     ("code fences a response", "code_fences", ".3f"),
     ("correlation of reward with length", "reward_length_correlation", ".3f"))
 NONE = "–"
-OUR_LABELS = {row[0] for row in (*INTERVAL_ROWS, *POINT_ROWS)}
 
 
 def render_policies(metrics: dict) -> Html:
@@ -43,14 +39,13 @@ def render_policies(metrics: dict) -> Html:
     columns = order_policies(metrics["policies"])
     columns |= {"best human": metrics["best_human_answer"]} if "best_human_answer" in metrics else {}
     scorers, start = metrics["policies"][start_model(columns)]["scores"], find_wording(columns).start
-    rows = [[label, *(_stack(column.get(name)) for column in columns.values())]
+    rows = [[label.replace("SFT", start), *(stacked_cell(column.get(name)) for column in columns.values())]
             for label, name in INTERVAL_ROWS]
-    rows += [[scorer, *(_stack(column.get("scores", {}).get(scorer)) for column in columns.values())]
+    rows += [[scorer, *(stacked_cell(column.get("scores", {}).get(scorer)) for column in columns.values())]
              for scorer in scorers]
-    rows += [[label, *(_format_point(column.get(name), form) for column in columns.values())]
+    rows += [[label.replace("SFT", start), *(_format_point(column.get(name), form) for column in columns.values())]
              for label, name, form in POINT_ROWS]
-    rows = [[row[0].replace("SFT", start) if row[0] in OUR_LABELS else row[0], *row[1:]] for row in rows
-            if set(row[1:]) != {NONE}]
+    rows = [row for row in rows if set(row[1:]) != {NONE}]
     return table(["measure", *map(display_name, columns)], rows, class_="numbers wide")
 
 
@@ -58,7 +53,7 @@ def render_gold_scores(comparisons: dict, start: str) -> Html:
     """Render the gold scores of the start model, of each policy and, beside SFT, of the best human answers."""
     sides = {start: display_name(start), "policy": "policy"} | ({"human": "best human answer"} if start == SFT else {})
     rows = [[f"{display_name(policy)}: {score}", *(_format_point(gain[side]) for side in sides),
-             _stack(gain["difference"], signed=True)]
+             stacked_cell(gain["difference"], signed=True)]
             for policy, comparison in comparisons.items() for score, gain in (comparison["gold"] or {}).items()]
     return table(["policy: score", *sides.values(), f"policy minus {display_name(start)}, paired"], rows)
 
@@ -71,6 +66,17 @@ def render_monitors(hacking: dict, policy: str, start: str) -> Html:
             for row in hacking["monitors"]]
     return table(
         ["monitor", display_name(start), display_name(policy), "change, 95 % interval", "worse if it", "moved"], rows)
+
+
+def order_policies(policies: dict) -> dict:
+    """Order the policies at the sampling temperature as SFT, trained policies, base, best-of-n.
+
+    Without SFT, base comes first. A narrow screen shows the first columns only.
+    """
+    start, best_of_n = start_model(policies), best_of_n_policies(policies)
+    others = ("sft", "base", greedy_name(start), *best_of_n)
+    trained = [name for name in policies if name not in others and not name.endswith(BEST)]
+    return {name: policies[name] for name in dict.fromkeys((start, *trained, "base", *best_of_n)) if name in policies}
 
 
 def build_frontier(policies: dict) -> Frontier:
@@ -105,28 +111,7 @@ def render_at_best(figures: FigureFolder, metrics: dict) -> Html:
     return join_html([
         element("h3", "Each at its best temperature"), element("p", words, class_="faint"),
         _render_scores(metrics), *(_render_differences(metrics, policy) for policy in metrics["at_best"]),
-        *(_render_length(metrics, policy) for policy in metrics.get("length_control", {})),
         figures.draw(_build_curves(metrics))])
-
-
-def _render_length(metrics: dict, policy: str) -> Html:
-    """Render what a policy and its control gained between answers of equal length, and how often it is preferred."""
-    length, policies = metrics["length_control"][policy], metrics["policies"]
-    wording = find_wording(policies)
-    name, control = display_name(policy), display_name(CONTROLS[policy])
-    words = (f"{control} is the control: the same training, paid for the number of tokens alone. Bins have about "
-             f"equally many answers, of {wording.start} and the policy together, and are weighted by these; a gain "
-             f"that is length alone is next to nothing within them. Two answers are of about equal length if they "
-             f"differ by less than 10 % of the longer; pairs with best-of-n are expected numbers.")
-    scores = [score for score in SCORES if score in next(iter(length["preferred"].values()))["all"]]
-    preferred = [[describe_policy(other, policies), *(_stack(length["preferred"][other]["all"][score])
-                                                      for score in scores),
-                  *(stack_interval(format_equal_length(length["preferred"][other], score)) for score in scores)]
-                 for other in _without_twins(length["preferred"], policies)]
-    return join_html([
-        element("h3", f"What {name} learnt beside length"),
-        element("p", " ".join(describe_length(metrics, policy))), element("p", words, class_="faint"),
-        table([f"{name} wins against", *scores, *(f"{score}, at equal length" for score in scores)], preferred)])
 
 
 def _render_scores(metrics: dict) -> Html:
@@ -136,8 +121,8 @@ def _render_scores(metrics: dict) -> Html:
     gold = _gold_scores(metrics)
     intervals, further = [name for name in ("reward", "judge") if policies[names[0]][name]], _further_scores(metrics)
     rows = [[describe_policy(name, policies), samples_per_answer(name),
-             *(_stack(policies[name][key]) for key in intervals),
-             *(_stack(policies[name]["scores"][key]) for key in further),
+             *(stacked_cell(policies[name][key]) for key in intervals),
+             *(stacked_cell(policies[name]["scores"][key]) for key in further),
              *(_format_point(mean_score(policies[name], key)) for key in gold),
              _format_point(policies[name]["eos_rate"]), _format_point(policies[name]["response_tokens"], ".1f")]
             for name in names]
@@ -149,9 +134,9 @@ def _render_differences(metrics: dict, policy: str) -> Html:
     against, gold = metrics["at_best"][policy], _gold_scores(metrics)
     scores, further = ["reward", *(["judge"] if metrics["judge"] else [])], _further_scores(metrics)
     rows = [[describe_policy(name, metrics["policies"]), against[name]["samples_per_answer"],
-             *(_stack(against[name][key], signed=True) for key in scores),
-             *(_stack(against[name]["scores"][key], signed=True) for key in further),
-             *(_stack(against[name]["gold"].get(key), signed=True) for key in gold)]
+             *(stacked_cell(against[name][key], signed=True) for key in scores),
+             *(stacked_cell(against[name]["scores"][key], signed=True) for key in further),
+             *(stacked_cell(against[name]["gold"].get(key), signed=True) for key in gold)]
             for name in _without_twins(against, metrics["policies"])]
     who = describe_policy(f"{policy}{BEST}", metrics["policies"])
     return table([f"{who}, minus", "samples an answer", *scores, *further, *gold], rows)
@@ -162,8 +147,9 @@ def _without_twins(names: Iterable[str], policies: dict) -> list[str]:
     return list({describe_policy(name, policies): name for name in names}.values())
 
 
-def _stack(estimate: dict | None, signed: bool = False) -> Html:
-    return NONE if estimate is None else stack_interval(format_estimate(estimate, signed=signed))
+def stacked_cell(estimate: dict | None, form: str = ".3f", signed: bool = False) -> Html | str:
+    """Render a cell with the mean and, under it, the interval of an estimate; a dash for None."""
+    return NONE if estimate is None else stack_interval(format_estimate(estimate, form, signed))
 
 
 def _further_scores(metrics: dict) -> list[str]:

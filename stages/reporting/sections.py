@@ -1,23 +1,12 @@
-"""Sections of the report: data, the prompts of a user's own, the reward model, pipeline, recipe and provenance."""
+"""Sections of the report: data, the reward model, pipeline, recipe and provenance."""
 
-import re
 from dataclasses import dataclass
 
 from stages.artifacts.manifest import flatten_tree, list_input_sources
-from stages.evaluation.summary import display_name
-from stages.render.histogram_bins import Bins, bin_integers, bin_lengths, clip_tails
 from stages.render.html import Html, element, join_html, sortable_text, table
 from stages.render.terminal import format_setting
 from stages.render.units import format_duration
-from stages.reporting.figures import LEGEND_SIZE, Bars, Curves, FigureFolder, Intervals
-from stages.reporting.headline import is_policy
-
-MAX_BARS = 24
-HISTOGRAMS = {  # title, value, what is counted
-    "scores": ("scores of answers", "score", "answers"), "score_gaps": ("gaps of pairs", "score gap", "pairs"),
-    "years": ("questions by year", "year", "questions"),
-    "question_characters": ("length of questions", "characters", "questions"),
-    "answer_characters": ("length of answers", "characters", "answers")}
+from stages.reporting.figures import LEGEND_SIZE, Curves, FigureFolder
 
 
 def render_funnel(posts: dict, pairs: dict) -> Html:
@@ -33,40 +22,6 @@ def render_funnel(posts: dict, pairs: dict) -> Html:
             *(_row(f"for {split}", count, pairs.get("pairs"), "part")
               for split, count in pairs.get("pairs_by_split", {}).items())]
     return table(["from posts to pairs", "count", "share of the step before"], rows)
-
-
-def render_sites(posts: dict, pairs: dict) -> Html:
-    """Render the counts of each site."""
-    both = [metrics.get("sites", {}) for metrics in (posts, pairs)]
-    columns = ((both[0], "questions"), (both[0], "answers"), (both[1], "questions"), (both[1], "pairs"))
-    rows = [[element("bdi", site), *(f"{counts.get(site, {}).get(name, 0):,}" for counts, name in columns)]
-            for site in dict.fromkeys([*both[0], *both[1]])]
-    return table(["site", "questions", "answers", "questions with pairs", "pairs"], rows)
-
-
-def build_histograms(stage: str, metrics: dict) -> dict[str, Bars]:
-    """Build the figures of a data stage, by file name."""
-    return {f"{stage}-{name.replace('_', '-')}": _build_bars(
-                f"{stage.capitalize()}: {title}", axis, unit, metrics[name])
-            for name, (title, axis, unit) in HISTOGRAMS.items() if metrics.get(name)}
-
-
-def _build_bars(title: str, axis: str, unit: str, counts: dict[str, int]) -> Bars:
-    """Choose the bins of counts by value from the values; what is no number (an unknown year) comes last."""
-    bin_values = bin_lengths if axis == "characters" else bin_integers
-    numbers = {int(value): count for value, count in counts.items() if re.fullmatch(r"-?[0-9]+", value)}
-    others = {value: count for value, count in counts.items() if not re.fullmatch(r"-?[0-9]+", value)}
-    if not numbers:
-        return Bars(title, axis, unit, others)
-    bins, clipped = bin_values(numbers, MAX_BARS), bin_values(clip_tails(numbers), MAX_BARS)
-    words = ", from" if _widest(bins) > 1 else ""
-    if _widest(clipped) < _widest(bins):
-        bins, words = clipped, f"{words} (the outermost: all beyond)"
-    return Bars(title, axis + words, unit, {str(first): count for first, _, count in bins} | others)
-
-
-def _widest(bins: Bins) -> int:
-    return max(last - first + 1 for first, last, _ in bins)
 
 
 def _step(label: str, remaining: int | None, dropped: dict[str, int], before: int | None = None) -> list[list]:
@@ -94,36 +49,18 @@ def list_sources(manifests: dict[str, dict]) -> list[str]:
     return [_short(manifests["evaluate"]["inputs"]["file"]["path"])]
 
 
-def render_prompts(manifests: dict[str, dict], metrics: dict) -> Html:
-    """Render how many of a user's own prompts were used for what, and the functions of the reward."""
-    trained = {name: manifest for name, manifest in manifests.items() if is_policy(manifest)}
-    rows = [["in the file, each once", f"{metrics['file_prompts']:,}"],
-            ["held out from training", f"{metrics['held_out_prompts']:,}"],
-            ["of these: to compare policies on", f"{metrics['prompts']:,}"],
-            ["of these: to choose temperatures on", f"{metrics['temperature_selection']['prompts']:,}"],
-            ["of these: too long", f"{metrics['prompts_over_length']:,}"],
-            *([f"trained on, {display_name(name)} (the rest selects the policy, or is too long)",
-               f"{manifest['metrics']['prompts']:,}"] for name, manifest in trained.items())]
-    functions = [[name, f"{weight:g}"] for name, weight in metrics["reward_functions"].items()]
-    return join_html([table(["prompts", "number"], rows), element("h3", "Reward"),
-                      table(["function", "weight"], functions)])
-
-
 def render_reward_model(figures: FigureFolder, reward: dict) -> Html:
     """Render the accuracy of a reward model beside its baselines, its calibration, and the accuracy by kind of pair."""
-    rows = {"reward model": reward["accuracy"], **reward["baselines"], "oracle": reward["oracle"]}
-    rows = {name: estimate for name, estimate in rows.items() if estimate}
-    accuracy = {"evaluate-accuracy": Intervals("Held-out pairs ranked right", "share, 95 % interval", rows, 0.5)}
-    if bins := reward["calibration"]["bins"]:
-        accuracy["evaluate-calibration"] = Curves(
-            f"Calibration (expected error {reward['calibration']['expected_error']:.3f})",
-            "confidence: sigmoid of the difference in reward",
-            {"reward model": [(each["confidence"], each["accuracy"]) for each in bins],
-             "perfectly calibrated": [(0.5, 0.5), (1.0, 1.0)]}, y_label="share right")
+    bins, figure = reward["calibration"]["bins"], "evaluate-calibration"
+    calibration = Curves(
+        f"Calibration (expected error {reward['calibration']['expected_error']:.3f})",
+        "confidence: sigmoid of the difference in reward",
+        {"reward model": [(each["confidence"], each["accuracy"]) for each in bins],
+         "perfectly calibrated": [(0.5, 0.5), (1.0, 1.0)]}, y_label="share right")
     words = (f"{reward['pairs']:,} pairs of {reward['questions']:,} held-out questions; "
              f"{reward['dropped_over_length']:,} pairs were dropped as too long. Ties count one half.")
     return join_html([element("p", words, class_="faint"), render_accuracy(reward),
-                      figures.draw(accuracy if rows else {}), element("h3", "Where it is right"),
+                      figures.draw({figure: calibration} if bins else {}), element("h3", "Where it is right"),
                       render_breakdown(reward)])
 
 

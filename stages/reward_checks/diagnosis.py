@@ -5,17 +5,11 @@ pairs); the head reads what the base knows (the reward model ranks pairs better 
 among samples raises gold); the policy moves.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from stages.evaluation.pair_accuracy import LOG_PROBABILITY
-from stages.evaluation.reward_model_check import CHANCE, describe_shortfall, find_shortfall
-from stages.evaluation.summary import (
-    capitalise,
-    change_direction,
-    format_estimate,
-    format_percent,
-    reward_model_verdict,
-)
+from stages.evaluation.reward_model_check import CHANCE, describe_shortfall, find_shortfall, reward_model_verdict
+from stages.evaluation.summary import capitalise, change_direction, format_estimate, format_percent
 
 MIN_KL_NATS = 0.1  # of a policy that moved, a response: below it, 10 % is all that a response's odds change on average
 MIN_SHIFT_STDS = 0.25  # of scores under another layout that is worth a line
@@ -28,15 +22,11 @@ ADVICE = {"base": "take a larger base.model, or train base and sft for longer, b
           "policy": "raise ppo.learning_rate or ppo.iterations, or lower ppo.kl_coefficient"}
 
 
-class Diagnosis(NamedTuple):
-    """fault: the part, 'unknown', or None; answers: question to words, the verdict first."""
+def diagnose(metrics: dict) -> dict:
+    """Diagnose from what `stages.evaluate_reward` measured.
 
-    fault: Part | Literal["unknown"] | None
-    answers: dict[str, str]
-
-
-def diagnose(metrics: dict) -> Diagnosis:
-    """Diagnose from what `stages.evaluate_reward` measured, in at most five answers."""
+    Returns: `fault`, see find_fault; `verdict`, at most five answers by question.
+    """
     fault = find_fault(metrics)
     answers = {"Does it rank pairs?": reward_model_verdict(metrics["reward_model"]) + _ceiling_words(metrics),
                "Which part is at fault?": _fault_words(fault, metrics)}
@@ -45,7 +35,7 @@ def diagnose(metrics: dict) -> Diagnosis:
         answers["Does it read layout?"] = layout
     if metrics["policy"]:
         answers["Does the policy move?"] = _policy_words(metrics["policy"])
-    return Diagnosis(fault, answers)
+    return {"fault": fault, "verdict": answers}
 
 
 def find_fault(metrics: dict) -> Part | Literal["unknown"] | None:

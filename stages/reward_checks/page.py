@@ -5,17 +5,18 @@ from stages.reporting.document import render_page
 from stages.reporting.figures import FigureFolder
 from stages.reporting.headline import Verdict
 from stages.reporting.sections import estimate_cells, render_reward_model
-from stages.reward_checks.diagnosis import HEADLINES, Diagnosis
+from stages.reward_checks.diagnosis import HEADLINES
 
 KINDS = {None: "better", "unknown": "unknown"}  # of the verdict's box by fault; any other fault is "worse"
 
 
-def render_reward_page(name: str, diagnosis: Diagnosis, metrics: dict, figures: FigureFolder) -> str:
-    """Render the whole page; name: of the reward model, as the user gave it."""
-    verdict = Verdict(KINDS.get(diagnosis.fault, "worse"), HEADLINES[diagnosis.fault], diagnosis.answers)
+def render_reward_page(metrics: dict, figures: FigureFolder) -> str:
+    """Render the whole page."""
+    fault = metrics["fault"]
+    verdict = Verdict(KINDS.get(fault, "worse"), HEADLINES[fault], metrics["verdict"])
     gold = {"Best of n and gold": _render_gold(metrics["gold_curve"])} if metrics["gold_curve"] else {}
     policy = {"Policy": _render_policy(metrics["policy"])} if metrics["policy"] else {}
-    return render_page(f"Reward model {name}", [verdict], Html(""), {
+    return render_page(f"Reward model {metrics['reward']}", [verdict], Html(""), {
         "Held-out pairs": render_reward_model(figures, metrics["reward_model"]),
         "Noise of the votes": _render_ceiling(metrics),
         "Layout": _render_layout(metrics["layout"]), **gold, **policy})

@@ -6,6 +6,7 @@ import pytest
 
 from stages.evaluation import summary, verdict
 from stages.reporting.headline import build_verdicts, describe_hacking
+from stages.reporting.policy_section import order_policies
 from tests.helpers.finished_run import around, differences, metrics, with_summary
 
 EQUAL = around(0.0)
@@ -122,7 +123,7 @@ def test_the_headline_metrics_have_the_differences_at_best():
 
 def test_policies_are_ordered_and_named():
     names = ["best_of_16_best", "ppo", "best_of_16", "sft_best", "best_of_2", "sft_greedy", "sft", "base", "ppo_best"]
-    assert list(summary.order_policies(dict.fromkeys(names))) == ["sft", "ppo", "base", "best_of_2", "best_of_16"]
+    assert list(order_policies(dict.fromkeys(names))) == ["sft", "ppo", "base", "best_of_2", "best_of_16"]
     assert summary.cheaper_policies(names) == ["sft_greedy", "sft_best", "best_of_2", "best_of_16", "best_of_16_best"]
     assert [summary.samples_per_answer(name) for name in ("sft_best", "best_of_2", "best_of_16_best")] == [1, 2, 16]
     with pytest.raises(ValueError, match="reserved"):

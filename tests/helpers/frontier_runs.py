@@ -84,10 +84,6 @@ def write_trainings(place: Path) -> tuple[list[Path], dict[str, str]]:
         trained, merged = place / name, place / f"{name}-merged"
         stage = name.split("-")[0]
         trained_digest = write_manifest(trained, stage, seconds=60.0 * number)
-        if stage in ("ppo", "rloo", "grpo"):
-            rows = [{"iteration": i, "validation_kl": KL[name] * i / 9, "validation_reward": 2 * (i / 9) ** 0.5}
-                    for i in range(10)]
-            (trained / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         models[name] = write_manifest(merged, "merge", inputs={
             "base": {"path": "sft", "sha256": "0"}, "adapter": [{"path": str(trained), "sha256": trained_digest}]})
         folders += [trained, merged]

@@ -21,6 +21,6 @@ def count_differences(folder: Path, file: Path, texts: Sequence[str], questions:
     """
     tokenizer = load_tokenizer(folder)
     prompts = [prompt_ids(tokenizer, text)[:MOST_PROMPT_TOKENS] for text in questions]
-    agreement = compare_with_llama_cpp(model or load_causal(folder), tokenizer, file, texts, prompts, answer_tokens)
-    print(agreement)
-    return agreement.other_tokens, agreement.other_answers
+    numbers, _ = compare_with_llama_cpp(model or load_causal(folder), tokenizer, file, texts, prompts, answer_tokens)
+    print(numbers)
+    return numbers["other_tokens"], numbers["other_answers"]

@@ -122,8 +122,6 @@ def test_costs_come_from_the_trainings_through_their_merges(precise):
     assert metrics["costs"]["policies"]["ppo-kl-0_1"] == {"mean": 120.0, "by_seed": [120.0]}
     assert metrics["costs"]["shared"]["reward"]["mean"] == 60.0 * 13
     assert "best_of_4" not in metrics["costs"]["policies"]
-    assert metrics["training_paths"]["rloo"][-1] == pytest.approx([frontier_runs.KL["rloo"], 2.0])
-    assert not [name for name in metrics["training_paths"] if name.startswith("dpo")]
 
 
 def test_words_where_all_is_told_apart(precise):
@@ -131,12 +129,8 @@ def test_words_where_all_is_told_apart(precise):
     assert wording.describe_headline(metrics) == (
         "PPO (β\u00a00.03) has the highest gold score, above each other method's best")
     words = wording.describe_paragraphs(metrics)
-    declines = words["Is there over-optimisation?"]
     assert "Not told apart" not in words["Which policies are better than SFT?"]
     assert "cannot be told apart" not in words["Which method is best?"]
-    assert ("DPO: yes, from DPO (β\u00a00.1) to DPO (β\u00a00.03) the gold score fell while the learnt reward rose"
-            in declines)
-    assert "PPO: not seen" in declines
     assert "Worse than best-of-n at the same KL:" in words["And at equal KL?"]
     assert "of one training of each policy" in words["What can these intervals not say?"]
 
@@ -147,7 +141,6 @@ def test_words_where_nothing_is_told_apart(tmp_path):
     assert "it cannot be told apart from" in wording.describe_headline(metrics)
     assert "It is told apart from" not in words["Which method is best?"]
     assert words["Which policies are better than SFT?"].count("Not told apart from SFT") == 1
-    assert "yes" not in words["Is there over-optimisation?"]
     assert "it cannot be told apart from" in page
 
 

@@ -382,7 +382,7 @@ def test_a_judge_and_a_control_are_added_to_a_finished_run(run_forked, plan, fin
     assert plan(folder, config=config) == set()
     assert "judge" not in manifest(finished[0], "evaluate")["inputs"]
     page = (folder / "results/tiny/report/report.html").read_text()
-    assert "What PPO learnt beside length" in page and page.count("Did the policy cheat?") == 1
+    assert "is the control: PPO" in page and page.count("Did the policy cheat?") == 1
     assert "Judge: expected calibration error" in page and ">judge-merged<" in page
     listed = subprocess.run([sys.executable, "-m", "stages.inspect", "results"], cwd=folder, capture_output=True,
                             text=True, check=True).stdout

@@ -60,7 +60,6 @@ def test_gains_verdicts_and_page(evaluations, out):
     for words in ("3 seeds of one recipe", "0 of 3 seeds flagged; without gold 1 of 3: 1 false alarms, 0 misses",
                   "gold at best temperature, PPO - SFT, over seeds", "|seed 0|", "gold, against greedy SFT"):
         assert words in text, words
-    assert (out / "figures/ppo-gold.png").exists()
 
 
 def test_a_number_that_a_seed_lacks_is_not_pooled(tmp_path, out, evaluations):

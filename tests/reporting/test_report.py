@@ -10,6 +10,7 @@ import pytest
 
 import stages
 from stages.evaluation import summary
+from stages.evaluation.reward_model_check import reward_model_verdict
 from stages.recipe import recipe
 from stages.recipe.schema import flatten, list_without_effect
 from stages.recipe.sections import evaluate
@@ -292,7 +293,7 @@ def test_without_gold_or_pairs_the_page_still_stands(artifacts, tmp_path):
 
 
 def test_the_verdict_on_the_reward_model():
-    said = {above: summary.reward_model_verdict(metrics(above=above)["reward_model"]) for above in (0.1, 0.01, -0.1)}
+    said = {above: reward_model_verdict(metrics(above=above)["reward_model"]) for above in (0.1, 0.01, -0.1)}
     assert "the reward model beats it (difference +0.100" in said[0.1] and "72.0\u00a0%" in said[0.1]
     assert "did not beat it" in said[0.01]
     assert "worse than the baseline" in said[-0.1]

@@ -39,19 +39,19 @@ def measured(reward: float = 0.72, above: float = 0.1, likelihood: float | None 
 ])
 def test_names_the_part_at_fault(changes, fault, words):
     diagnosis = diagnose(measured(**changes))
-    assert diagnosis.fault == fault
-    assert words in " ".join(diagnosis.answers.values())
-    assert 2 <= len(diagnosis.answers) <= 5
+    assert diagnosis["fault"] == fault
+    assert words in " ".join(diagnosis["verdict"].values())
+    assert 2 <= len(diagnosis["verdict"]) <= 5
 
 
 def test_says_what_layout_costs():
     numbers = measured()
-    assert "Does it read layout?" not in diagnose(numbers).answers
+    assert "Does it read layout?" not in diagnose(numbers)["verdict"]
     numbers["layout"]["markdown stripped"] |= {"shift_stds": around(-0.5), "accuracy_change": around(-0.1)}
-    assert "-0.50 [-0.52, -0.48] standard deviations" in diagnose(numbers).answers["Does it read layout?"]
+    assert "-0.50 [-0.52, -0.48] standard deviations" in diagnose(numbers)["verdict"]["Does it read layout?"]
 
 
 def test_too_few_pairs_are_unknown():
     numbers = measured()
     numbers["reward_model"]["accuracy"] |= {"low": None, "high": None}
-    assert diagnose(numbers).fault == "unknown"
+    assert diagnose(numbers)["fault"] == "unknown"

@@ -100,12 +100,8 @@ class TrainedReward:
                 **entry, precision=precision, pairs=None, load_models=load_models)],
             tokenizer, combine=training.reward_combine, spread_penalty=training.spread_penalty,
             template=training.prompt_template)
+        self.weights = self._sum.weights  # of each part of the sum, by name
         self._scores: dict[tuple, np.ndarray] = {}
-
-    @property
-    def weights(self) -> dict[str, float]:
-        """Return the weight of each part of the sum, by name."""
-        return self._sum.weights
 
     def score(self, texts: dict[Hashable, tuple[list, list]]) -> dict[Hashable, np.ndarray]:
         """Compute rewards [N] by writer; texts: lists of prompts and of responses, as token ids, by writer."""

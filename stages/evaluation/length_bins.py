@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stages.evaluation.length_control.words import SCORES
 from stages.evaluation.pair_accuracy import EQUAL_LENGTH
 from stages.evaluation.statistics import pair_wins
 
+SCORES = ("gold", "judge", "reward")  # by which answers are preferred
 BINS = 20  # of equally many answers: of a reward that is length alone they leave some 3 % of the gain (simulated)
 
 
