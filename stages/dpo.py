@@ -44,7 +44,7 @@ def run(config: Dpo, out: Path, *, policy: Path, pairs: Path, context: RunContex
     """Fill `out` with a PEFT adapter or the whole model, the tokenizer, startup.json, the reference's log-probabilities
     and the series history and samples .jsonl; return the metrics of the manifest."""
     tokenizer = prepare_tokenizer(policy)
-    parts, limit = PairSplit.open(pairs, SPLIT, config.validation_share), config.max_length_tokens
+    parts, limit = PairSplit(pairs, SPLIT, config.validation_share), config.max_length_tokens
     training, dropped = parts.training_examples(
         tokenizer, max_length_tokens=limit, max_pairs=config.train_pairs, by_question=config.batching == "question")
     validation = draw_held_out_pairs(

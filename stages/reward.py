@@ -141,7 +141,7 @@ class RewardData:
 
 def load_data(config: Reward, tokenizer, base: Path, pairs: Path, split: str) -> RewardData:
     """Tokenise one split; TooFewPairsError if fewer than two questions are left to train on."""
-    parts = PairSplit.open(pairs, split, config.validation_share)
+    parts = PairSplit(pairs, split, config.validation_share)
     training, dropped = parts.training_examples(
         tokenizer, max_length_tokens=config.max_length_tokens, max_pairs=config.train_pairs,
         by_question=config.batching == "question")

@@ -32,16 +32,15 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, out: Path, template: str 
 
     template: another chat template of this prompt.
     """
-    _write_tokenizer(tokenizer, out, template or chat_template(tokenizer))
+    save_chat_template(tokenizer, out, template or chat_template(tokenizer))
 
 
 def save_chat_template(tokenizer: PreTrainedTokenizerBase, out: Path, template: str | None) -> None:
-    """Save a tokenizer again with the base's own chat template, or none: of a policy trained on plain prompts."""
+    """Save a tokenizer, perhaps again, with this chat template, or none.
+
+    A policy trained on plain prompts has the base's own.
+    """
     (out / CHAT_TEMPLATE).unlink(missing_ok=True)
-    _write_tokenizer(tokenizer, out, template)
-
-
-def _write_tokenizer(tokenizer: PreTrainedTokenizerBase, out: Path, template: str | None) -> None:
     tokenizer.chat_template = template
     tokenizer.save_pretrained(out)
     file = out / "tokenizer_config.json"

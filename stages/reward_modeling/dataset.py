@@ -93,18 +93,15 @@ class TooFewPairsError(ValueError):
     """A split has too few usable pairs to train on."""
 
 
-@dataclass(frozen=True)
 class PairSplit:
-    """A split of the pairs in the folder `pairs`, and the (site, qid) of the questions that are held out."""
+    """A split of the pairs in the folder `pairs`, whose first questions are held out: the same ones for the same share.
 
-    pairs: Path
-    split: str
-    held_out: set[tuple]
+    held_out: their (site, qid).
+    """
 
-    @classmethod
-    def open(cls, pairs: Path, split: str, validation_share: float) -> "PairSplit":
-        """Hold out the first questions of a split: the same ones for the same share."""
-        return cls(pairs, split, first_question_keys(pairs, split, validation_share, VALIDATION_QUESTIONS))
+    def __init__(self, pairs: Path, split: str, validation_share: float):
+        self.pairs, self.split = pairs, split
+        self.held_out = first_question_keys(pairs, split, validation_share, VALIDATION_QUESTIONS)
 
     def training_rows(self) -> Iterator[dict]:
         """Read the pairs to train on; each call reads them from the start."""

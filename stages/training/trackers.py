@@ -50,16 +50,13 @@ class Terminal:
         validation = [f"{name.removeprefix(VALIDATION_PREFIX)} {format_value(value)}"
                       for name, value in metrics.items() if name.startswith(VALIDATION_PREFIX)]
         if validation:
-            self._print(f"held out at {self.step_name} {step}: {', '.join(validation)}")
+            print_line(f"{self.stage}: held out at {self.step_name} {step}: {', '.join(validation)}")
 
     def log_samples(self, step: int, rows: list[dict]) -> None:
         for row in rows[:1]:
             columns = [f"{name}: {format_value(_first_line(value), TEXT_CHARACTERS)}"
                        for name, value in row.items() if name in TERMINAL_COLUMNS]
-            self._print(f"sample at {self.step_name} {step}: {'; '.join(columns)}")
-
-    def _print(self, text: str) -> None:
-        print_line(f"{self.stage}: {text}")
+            print_line(f"{self.stage}: sample at {self.step_name} {step}: {'; '.join(columns)}")
 
 
 class TensorBoard:

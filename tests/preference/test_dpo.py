@@ -56,7 +56,7 @@ def test_it_learns_which_answer_is_better(trained):
 
 
 def test_the_reference_is_that_of_the_base_and_stays_in_the_artifact(trained, inputs):
-    parts = PairSplit.open(inputs["pairs"], "reward", 0.2)
+    parts = PairSplit(inputs["pairs"], "reward", 0.2)
     examples, _ = parts.training_examples(
         dpo.prepare_tokenizer(inputs["policy"]), max_length_tokens=128, max_pairs=10**6, by_question=True)
     expected = all_answer_logprobs(load_causal(inputs["policy"]), examples, "fp32")

@@ -64,7 +64,7 @@ def test_questions_are_distinct_evenly_spaced_and_short_enough():
 def test_a_greedy_pair_holds_the_models_greedy_answer(inputs):
     """One question of the pairs, decoded token by token without a cache."""
     tokenizer, model = load_tokenizer(inputs["base"]), load_causal(inputs["base"], "fp32")
-    training, _ = PairSplit.open(inputs["pairs"], "reward", 0.25).training_examples(
+    training, _ = PairSplit(inputs["pairs"], "reward", 0.25).training_examples(
         tokenizer, max_length_tokens=512, max_pairs=1000, by_question=True)
     pairs = sample_pairs(replace(CONFIG, max_sampled_tokens=6), model, tokenizer, training[:3], 3, "test")
     assert list(pairs) == list(TEMPERATURES)
