@@ -101,15 +101,16 @@ class PolicyGradientTrainer:
 
     def step(
         self, prompts: list[list[int]], generators: Callable[[str], torch.Generator],
-        learning_rate_factor: float = 1.0, critic_only: bool = False,
+        learning_rate_factor: float = 1.0, *, kl_factor: float = 1.0, critic_only: bool = False,
     ) -> tuple[dict, dict]:
         """Run one iteration on a batch of prompts; return the rows of the history and of the timing.
 
         prompts: a prompt with several responses is there several times, one after the other.
-        generators: maps 'sampling' and 'minibatches' to this iteration's generators. learning_rate_factor: by which the
-        schedule multiplies the optimizer's learning rates. critic_only: train only the value function.
+        generators: maps 'sampling' and 'minibatches' to this iteration's generators. learning_rate_factor, kl_factor:
+        by which schedules multiply the optimizer's learning rates and the KL coefficient. critic_only: train only the
+        value function.
         """
-        timer, kl_coefficient = PhaseTimer(), self.kl_controller.kl_coefficient
+        timer, kl_coefficient = PhaseTimer(), kl_factor * self.kl_controller.kl_coefficient
         in_reward = self.kl_in == "reward"
 
         # 1. Collect: sample a response to each prompt.
@@ -139,7 +140,7 @@ class PolicyGradientTrainer:
                 self.policy, self.optimizer, trajectory, self.update_settings, generators("minibatches"),
                 0.0 if in_reward else kl_coefficient)
         self.update_settings = replace(self.update_settings, microbatch_prompts=statistics["microbatch_prompts"])
-        row = {**self._metrics(rollout, shaped, trajectory), **statistics,
+        row = {**self._metrics(rollout, shaped, trajectory, kl_coefficient), **statistics,
                "learning_rate": self.optimizer.param_groups[0]["lr"]}
         if not self.policy.has_critic:
             row = {name: value for name, value in row.items() if name not in CRITIC_METRICS}
@@ -162,7 +163,9 @@ class PolicyGradientTrainer:
         self.update_settings = replace(self.update_settings, microbatch_prompts=state["microbatch_prompts"])
         self.reuse_rollout_logprobs = state["reuse_rollout_logprobs"]
 
-    def _metrics(self, rollout: Rollout, shaped: ShapedRewards, trajectory: Trajectory) -> dict[str, float]:
+    def _metrics(
+        self, rollout: Rollout, shaped: ShapedRewards, trajectory: Trajectory, kl_coefficient: float
+    ) -> dict[str, float]:
         """Summarise a rollout. objective: what PPO maximises, the mean reward minus the weighted KL."""
         kl, reward = trajectory.sequence_kl(), float(shaped.rewards.mean())
         return {
@@ -171,8 +174,8 @@ class PolicyGradientTrainer:
             **shaped.metrics(),
             "kl": kl,
             "kl_per_token": float(masked_mean(trajectory.logprobs - trajectory.ref_logprobs, trajectory.mask)),
-            "beta": self.kl_controller.kl_coefficient,
-            "objective": reward - self.kl_controller.kl_coefficient * kl,
+            "beta": kl_coefficient,
+            "objective": reward - kl_coefficient * kl,
             "entropy": float(masked_mean(rollout.entropy, trajectory.mask)),
             "reference_perplexity": math.exp(-float(masked_mean(trajectory.ref_logprobs, trajectory.mask))),
             "explained_variance": trajectory.explained_variance(),

@@ -25,6 +25,7 @@ from stages.training import checkpoint
 from stages.training.checkpoint_plan import KEEP_CHECKPOINTS, CheckpointTimer
 from stages.training.loggers import TIMING, TrainingLogger
 
+KL_ANNEAL_SHARE = 0.5  # of the iterations
 LOGGED_SAMPLES = 8  # validation prompts whose answers are logged at every evaluation
 
 
@@ -36,6 +37,7 @@ class LoopSettings:
     rollout_prompts: int
     learning_rate_decay: bool
     kl_coefficient: float
+    kl_anneal_factor: float
     evaluate_every_iterations: int
     save_every_iterations: int
     save_every_minutes: float | None
@@ -124,7 +126,7 @@ class TrainingLoop:
         s = self.settings
         row, timing = self.trainer.step(
             self.next_prompts(), self.generator, learning_rate_factor(s, self.iteration),
-            critic_only=self.iteration < s.critic_warmup_iterations)
+            kl_factor=kl_factor(s, self.iteration), critic_only=self.iteration < s.critic_warmup_iterations)
         self.iteration += 1
         self.logger.log_metrics(self.iteration, row)
         self.logger.log_metrics(self.iteration, timing, TIMING)
@@ -133,8 +135,8 @@ class TrainingLoop:
     def _evaluate(self) -> None:
         """Evaluate on the validation prompts, with the same random numbers each time, and keep the best policy.
 
-        The coefficient of `selection_score` is the initial one, unlike that of `objective`. The start model's answers,
-        if they give the scale of the reward, are those of iteration 0.
+        The coefficient of `selection_score` is `kl_coefficient`; that of `objective` is also annealed or adapted. The
+        start model's answers, if they give the scale of the reward, are those of iteration 0.
         """
         trainer = self.trainer
         rollout = self._sample_validation()
@@ -202,3 +204,12 @@ def draw_prompt_indices(prompts: int, batch_prompts: int, iteration: int, seed: 
 def learning_rate_factor(settings: LoopSettings, iteration: int) -> float:
     """Return the factor of the learning rate in an iteration, counted from 0: constant, or linear to 0 over the run."""
     return 1 - iteration / settings.iterations if settings.learning_rate_decay else 1.0
+
+
+def kl_factor(settings: LoopSettings, iteration: int) -> float:
+    """Return the factor of the KL coefficient in an iteration, counted from 0: `kl_anneal_factor` falling to 1.
+
+    A larger penalty keeps the policy near its start while the critic still knows little.
+    """
+    remaining = 1 - iteration / (KL_ANNEAL_SHARE * settings.iterations)
+    return settings.kl_anneal_factor ** max(0.0, remaining)

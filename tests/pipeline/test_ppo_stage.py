@@ -11,7 +11,7 @@ from stages.recipe.sections.models import Lora
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSource
 from stages.rl.inputs import Inputs
-from stages.rl.training_loop import LoopSettings, draw_prompt_indices, learning_rate_factor
+from stages.rl.training_loop import LoopSettings, draw_prompt_indices, kl_factor, learning_rate_factor
 from stages.stackexchange.prompt import prompt_ids
 from tests.helpers import tiny_models
 
@@ -70,6 +70,14 @@ def test_the_learning_rate_decays_linearly_to_0_or_is_constant():
         settings = LoopSettings(**select_settings(LoopSettings, config))
         rates.append([0.8 * learning_rate_factor(settings, iteration) for iteration in range(4)])
     assert rates == [pytest.approx([0.8, 0.6, 0.4, 0.2]), [0.8] * 4]
+
+
+def test_the_kl_coefficient_falls_geometrically_over_the_first_half():
+    factors = []
+    for factor in (4.0, 1.0):
+        settings = LoopSettings(**select_settings(LoopSettings, Ppo(iterations=8, kl_anneal_factor=factor)))
+        factors.append([kl_factor(settings, iteration) for iteration in range(8)])
+    assert factors == [pytest.approx([4, 2 * 2**0.5, 2, 2**0.5] + [1] * 4), [1] * 8]
 
 
 def test_without_room_for_checkpoints_nothing_is_trained(tmp_path, pairs, monkeypatch):

@@ -71,6 +71,18 @@ def test_a_step_updates_on_the_trajectory_of_the_golden_values(monkeypatch, reus
     assert expected.advantages.abs().max() > 0.1 and abs(expected.sequence_kl()) > 1e-3
 
 
+def test_a_schedule_of_the_kl_coefficient_is_the_coefficient_of_that_iteration():
+    rows, moved = [], []
+    for coefficient, factor in ((0.4, 1.0), (0.1, 4.0)):
+        trainer = make_trainer(perturb(make_policy()))
+        trainer.kl_controller.kl_coefficient = coefficient
+        rows.append(step(trainer, kl_factor=factor)[0])
+        moved.append(weights(trainer.policy))
+        assert trainer.kl_controller.kl_coefficient == coefficient
+    assert rows[0] == rows[1] and rows[0]["beta"] == 0.4 and rows[0]["kl"] != 0
+    assert all(torch.equal(moved[0][name], moved[1][name]) for name in moved[0])
+
+
 def test_in_critic_warm_up_the_value_head_alone_learns():
     policy = make_policy()
     trainer, before = make_trainer(policy), weights(policy)

@@ -75,6 +75,9 @@ class PolicyGradient(RewardSettings, ShardedTraining):
     clip_range: float = setting(
         0.2, "clip range of the probability ratio [TRL default]", within=Range(0, 10, above=True))
     kl_coefficient: float = setting(0.2, "initial KL coefficient, beta [script]", within=COEFFICIENT)
+    kl_anneal_factor: float = setting(
+        1.0, "factor of beta in the first iteration, which falls geometrically to 1 over the first half of the "
+        "iterations; 1: none [ours; script: none]", within=Range(1, 1000), absent_means=1.0)
     kl_target_nats: float | None = setting(
         6.0, "KL per response that an adaptive beta aims at; null: fixed beta [TRL default]", within=POSITIVE)
     kl_horizon_responses: int = setting(10_000, "time constant of the adaptive beta [TRL default]", within=COUNT)
