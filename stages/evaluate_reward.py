@@ -91,8 +91,7 @@ def run(config: Evaluate, out: Path, *, reward: list[str], pairs: Path, sft: Pat
     metrics |= diagnose(metrics)
     held_out.write_scores(out / "per_pair.parquet", scores)
     write_json(out / "metrics.json", metrics)
-    write_text(out / PAGE, render_reward_page(
-        metrics, FigureFolder(out / "figures")))
+    write_text(out / PAGE, render_reward_page(metrics, FigureFolder(out / "figures")))
     for words in metrics["verdict"].values():
         print_line(f"evaluate_reward: {words}")
     return _headline_metrics(metrics)

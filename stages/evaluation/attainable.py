@@ -70,7 +70,9 @@ def read_objective(merged: Path, reward: Path | None, temperature: float) -> Obj
     if not config.keys() >= NEEDED or config["temperature"] != temperature or not _has_same_reward(manifest, reward):
         return None
     published = _read_published(training, manifest["metrics"].get("best_iteration"))
-    beta = published.get("beta", config["kl_coefficient"])
+    beta = config["kl_coefficient"]  # an annealed penalty is at that; an adaptive one is what it was when published
+    if config.get("kl_target_nats") is not None:
+        beta = published.get("beta", beta)
     if SCALE not in published or not beta > 0:
         return None
     shaping = ShapingSettings(**{name: config[name] for name in SHAPING}, prompt_template="question")

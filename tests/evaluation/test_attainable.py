@@ -136,7 +136,7 @@ def write_training(root, stage: str = "ppo", inputs: dict | None = None, **chang
     (training / "manifest.json").write_text(json.dumps({
         "stage": stage, "config": config, "metrics": {"best_iteration": 10} if stage == "ppo" else {},
         "inputs": inputs or {"reward": {"path": "reward-merged", "sha256": digest(reward)}}}))
-    rows = [{"iteration": at, "beta": 0.01 * at, "kl": 1.0} for at in (10, 20)] if config.get("kl_target_nats") else []
+    rows = [{"iteration": at, "beta": 0.02 * at, "kl": 1.0} for at in (10, 20)] if stage == "ppo" else []
     rows += [{"iteration": at, "validation_reward_scale": 1.0 + at / 10, "validation_kl": 1.0} for at in (0, 10, 20)]
     (training / "history.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (merged / "manifest.json").write_text(json.dumps({"stage": "merge", "inputs": {"adapter": [
@@ -151,7 +151,9 @@ def test_the_objective_is_that_of_the_published_iteration(tmp_path):
     assert objective.shape(np.array([3.0, 3.0]), [True, False]).tolist() == [3.0, 1.0]
     assert read_objective(merged, None, 1.0).weight == 1.0  # the reward of own prompts is the weighted sum
     adaptive = read_objective(write_training(tmp_path / "adaptive", kl_target_nats=6.0), None, 1.0)
-    assert adaptive.beta == pytest.approx(0.1) and adaptive.scale == 2.0
+    assert adaptive.beta == pytest.approx(0.2) and adaptive.scale == 2.0
+    annealed = write_training(tmp_path / "annealed", kl_target_nats=None, kl_anneal_factor=4.0)
+    assert read_objective(annealed, None, 1.0).beta == 0.1  # the penalty that the policy is chosen by
     rounds = write_training(tmp_path / "rounds", "expert_iteration")
     assert read_objective(rounds, None, 1.0).scale == 3.0  # the last row's, of a scale that does not change
 
