@@ -30,7 +30,7 @@ from stages.runtime.series import read_history
 
 CHANGES = {
     "as the demo": {},
-    "epochs: 2": {"epochs": 2},
+    "epochs: 1": {"epochs": 1},
     "minibatch_prompts: 64": {"minibatch_prompts": 64},
     "value_model: head": {"value_model": "head", "critic_learning_rate": None, "value_coefficient": 0.1},
     "learning_rate_decay: false": {"learning_rate_decay": False},

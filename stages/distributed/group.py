@@ -90,18 +90,17 @@ def any_process_each(flags: list[bool]) -> list[bool]:
     return sum_tensor(torch.tensor(flags, dtype=torch.long)).bool().tolist()
 
 
-def gather_tensors(x: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensor of every process, by rank: all of one shape and dtype."""
-    if world_size() == 1:
-        return [x]
-    parts = [torch.empty_like(x) for _ in range(world_size())]
-    _call(dist.all_gather if x.is_cuda else _send_to_all, parts, x)
-    return parts
-
-
 def gather_vectors(x: torch.Tensor, lengths: list[int]) -> list[torch.Tensor]:
     """Return the vector of every process, by rank: of one dtype, and of these lengths."""
-    parts = gather_tensors(torch.nn.functional.pad(x, (0, max(lengths) - len(x))))
+    if world_size() == 1:
+        return [x]
+    if x.is_cuda:
+        padded = torch.nn.functional.pad(x, (0, max(lengths) - len(x)))
+        parts = [torch.empty_like(padded) for _ in lengths]
+        _call(dist.all_gather, parts, padded)
+    else:
+        parts = [x.new_empty(length) for length in lengths]
+        _call(_send_to_all, parts, x)
     return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
 
@@ -110,7 +109,7 @@ def gather(value) -> list:
     if world_size() == 1:
         return [value]
     data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    lengths = [int(length) for length in gather_tensors(torch.tensor([len(data)]))]
+    lengths = [int(length) for length in gather_vectors(torch.tensor([len(data)]), [1] * world_size())]
     return [json.loads(bytes(part.tolist())) for part in gather_vectors(data, lengths)]
 
 
@@ -156,10 +155,13 @@ def _call(collective, *arguments) -> None:
 
 
 def _send_to_all(parts: list[torch.Tensor], x: torch.Tensor) -> None:
-    """Gather like dist.all_gather; gloo's takes twice as long, for it copies all parts once more."""
+    """Gather like dist.all_gather, of vectors of any lengths; gloo's takes twice as long, for it copies all parts once
+    more.
+    """
     parts[rank()].copy_(x)
     others = [other for other in range(world_size()) if other != rank()]
-    requests = [dist.irecv(parts[other], other) for other in others] + [dist.isend(x, other) for other in others]
+    requests = [dist.irecv(parts[other], other) for other in others if len(parts[other])]
+    requests += [dist.isend(x, other) for other in others if len(x)]
     for request in requests:
         request.wait()
 

@@ -8,6 +8,7 @@ All functions are collective: every process calls them with the same units.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -54,9 +55,10 @@ def sum_in_order(parts: dict[int, torch.Tensor], count: int, width: int) -> torc
 
 
 def sum_gradients(
-    units: Sequence[Unit], backward: Callable[[Unit, float], torch.Tensor], parameters: Iterable[Parameter], width: int
+    units: Sequence[Unit], backward: Callable[[Unit, float], torch.Tensor],
+    parameters_of: Callable[[Unit], Iterable[Parameter]], width: int
 ) -> torch.Tensor:
-    """Replace the gradients of `parameters` by their sums over all units; return the sum of what `backward` returns.
+    """Replace the gradients of all units' parameters by their sums; return the sum of what `backward` returns.
 
     FSDP sums the gradients of sharded parameters (sharding.py), in an order that depends on the number of processes.
 
@@ -64,21 +66,23 @@ def sum_gradients(
         units: of one step, in the order in which they are added.
         backward: given a unit and a weight, computes the gradients of the weighted loss and returns [width] numbers.
             The weight is 1. Where layers are sharded, a process that has no unit left takes part with the weight 0.
+        parameters_of: given a unit, returns the parameters that it may have gradients for: only these are sent.
 
     If a process runs out of memory, all raise torch.OutOfMemoryError, or end if layers are sharded.
     """
-    trained = [p for p in parameters if p.requires_grad]
-    for parameter in trained:
+    trained = [[p for p in parameters_of(unit) if p.requires_grad] for unit in units]
+    for parameter in chain.from_iterable(trained):
         parameter.grad = None
-    total, parts = OrderedGradients(trained), {}
+    total, parts = OrderedGradients(), {}
     for first in range(0, len(units), group.world_size()):
-        owners = [_owner(number) for number in range(first, min(first + group.world_size(), len(units)))]
-        if group.rank() in owners:
-            number = first + owners.index(group.rank())
+        numbers = range(first, min(first + group.world_size(), len(units)))
+        number_of = {_owner(number): number for number in numbers}
+        if (number := number_of.get(group.rank())) is not None:
             parts[number] = _agree_on_memory(lambda unit=units[number]: backward(unit, 1.0))
         else:
             _agree_on_memory(lambda unit=units[first]: backward(unit, 0.0) if sharding.is_active() else None)
-        total.add(owners)
+        if group.world_size() > 1:
+            total.add({rank: trained[number] for rank, number in number_of.items()})
     total.finish()
     return sum_in_order(parts, len(units), width)
 
@@ -86,32 +90,40 @@ def sum_gradients(
 class OrderedGradients:
     """Sums of the gradients of units, added in their order. One process adds in `.grad` itself, as autograd does."""
 
-    def __init__(self, parameters: list[Parameter]):
-        self.kinds: dict[tuple, list[Parameter]] = {}
-        if group.world_size() > 1:
-            for parameter in parameters:
-                if not isinstance(parameter, DTensor):
-                    self.kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-        self.sums: dict[tuple, torch.Tensor] = {}
+    def __init__(self):
+        self.sums: dict[Parameter, torch.Tensor] = {}
 
-    def add(self, owners: list[int]) -> None:
-        """Add the gradients of the processes `owners`, in this order, and clear this process's."""
-        for kind, parameters in self.kinds.items():
-            given = torch.tensor([p.grad is not None for p in parameters], dtype=kind[0], device=kind[1])
-            parts = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]
-            flats = group.gather_tensors(torch.cat([given, *parts]))
-            for owner in owners:
-                self.sums[kind] = self.sums[kind].add_(flats[owner]) if kind in self.sums else flats[owner]
-            for parameter in parameters:
-                parameter.grad = None
+    def add(self, parameters: dict[int, list[Parameter]]) -> None:
+        """Add the gradients of each process's unit, in the order of the units, and clear this process's.
+
+        parameters: of the unit of each process, by rank; a rank without a unit is absent.
+        """
+        plain = {rank: [p for p in unit if not isinstance(p, DTensor)] for rank, unit in parameters.items()}
+        for dtype in dict.fromkeys(p.dtype for unit in plain.values() for p in unit):
+            self._add_dtype({rank: [p for p in unit if p.dtype == dtype] for rank, unit in plain.items()})
+        for parameter in plain.get(group.rank(), ()):
+            parameter.grad = None
 
     def finish(self) -> None:
         """Write the sums to `.grad`; one that no unit has stays None."""
-        for kind, parameters in self.kinds.items():
-            given, flat = self.sums[kind].split([len(parameters), len(self.sums[kind]) - len(parameters)])
-            sums = flat.split([parameter.numel() for parameter in parameters])
-            for parameter, has_gradient, total in zip(parameters, given.tolist(), sums, strict=True):
-                parameter.grad = total.view_as(parameter).clone() if has_gradient else None
+        for parameter, total in self.sums.items():
+            parameter.grad = total
+
+    def _add_dtype(self, parameters: dict[int, list[Parameter]]) -> None:
+        """Do `add` for parameters of one dtype: send which have gradients, and these."""
+        sizes = {rank: [len(unit), *(p.numel() for p in unit)] for rank, unit in parameters.items()}
+        like = next(unit[0] for unit in parameters.values() if unit)
+        own = parameters.get(group.rank(), [])
+        parts = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in own]
+        flat = torch.cat([like.new_tensor([p.grad is not None for p in own]), *parts])
+        flats = group.gather_vectors(flat, [sum(sizes.get(rank, [])) for rank in range(group.world_size())])
+        for rank, unit in parameters.items():
+            given, *gradients = flats[rank].split(sizes[rank])
+            for parameter, has_gradient, gradient in zip(unit, given.tolist(), gradients, strict=True):
+                if has_gradient and parameter in self.sums:
+                    self.sums[parameter].add_(gradient.view_as(parameter))
+                elif has_gradient:
+                    self.sums[parameter] = gradient.view_as(parameter)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

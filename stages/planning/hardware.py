@@ -67,10 +67,6 @@ class Hardware(NamedTuple):
         tflops = (self.card.fp32_tflops if is_fp32 else None) or self.card.tflops
         return flops / (tflops * 1e12 * self.share * self.devices)
 
-    def own_rows(self, microbatch: int, batch: int) -> int:
-        """Return the rows of a forward pass on one card: the cards share a batch."""
-        return min(microbatch, -(-batch // self.devices))
-
     def read_seconds(self, read_bytes: float) -> float:
         """Return the seconds in which one card reads so many bytes of its memory."""
         return read_bytes / (self.card.bandwidth_gb_s * 1e9 * self.share)

@@ -43,7 +43,7 @@ class Tensors(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a training does: its rows in total and of a forward pass on one card, and the tokens of each at most.
+    """What a training does: its rows in total and of a forward pass, and the tokens of each at most.
 
     saves: checkpoints that are written, at most. length_share: of a row's tokens that it has on average.
     """
@@ -77,14 +77,14 @@ def plan_base(stage: str, run: Run, settings: Any) -> StagePlan:
     all_tokens = scratch.max_tokens if tokens is None else min(scratch.max_tokens, scratch.epochs * tokens)
     steps = max(1, int(all_tokens / step_tokens))
     saves = math.ceil(steps / (1 if settings.save_every_minutes else scratch.save_every_steps))
-    return plan_blocks(stage, run, scratch, steps * batch, batch, saves,
+    return plan_blocks(stage, run, scratch, steps * batch, scratch.microbatch_sequences, saves,
                        f"at most {steps:,} steps of {step_tokens:,} tokens, from random weights")
 
 
-def plan_blocks(stage: str, run: Run, settings: Any, blocks: int, microbatch: int, saves: int, assumption: str,
+def plan_blocks(stage: str, run: Run, settings: Any, blocks: int, rows: int, saves: int, assumption: str,
                 keeps_best: bool = False) -> StagePlan:
     """Plan language modelling on packed blocks: sft, expert_iteration, and a base from scratch."""
-    length, rows = settings.sequence_length_tokens, run.hardware.own_rows(microbatch, settings.batch_sequences)
+    length = settings.sequence_length_tokens
     batch = Batch.build(rows * length, length, rows, rows * (length - 1))
     return _plan_training(stage, run, settings, Work(blocks, rows, length, saves, keeps_best=keeps_best),
                           step_cost(run.shape, Training.read(settings), batch), assumption)
@@ -96,7 +96,7 @@ def plan_pairwise(stage: str, run: Run, settings: Any) -> StagePlan:
     is_scorer, max_steps, length = stage != "dpo", getattr(settings, "max_steps", None), settings.max_length_tokens
     count = int(min(settings.train_pairs, size.reward_pairs or settings.train_pairs) * settings.epochs)
     count = max_steps * settings.batch_pairs if max_steps else count * getattr(settings, "members", 1)
-    rows = run.hardware.own_rows(settings.microbatch_pairs, settings.batch_pairs)
+    rows = settings.microbatch_pairs
     work = Work(count, rows, 2 * length, count_saves(settings, count / settings.batch_pairs),
                 size.pair_tokens(length, settings.batching) / (2 * length))
     cost = step_cost(run.shape, Training.read(settings), pair_batch(settings, rows, is_scorer))
@@ -125,7 +125,7 @@ def plan_ilql(stage: str, run: Run, settings: Any) -> StagePlan:
                          "ilql.max_steps")
     count = settings.max_steps * settings.batch_answers if settings.max_steps else int(pairs * settings.epochs)
     length, heads = settings.max_length_tokens, Q_HEADS
-    rows = run.hardware.own_rows(settings.microbatch_answers, settings.batch_answers)
+    rows = settings.microbatch_answers
     batch = Batch.build(rows * length, length, rows, rows * (length - 1))
     cost, tokens = step_cost(shape, Training.read(settings), batch), batch.logit_tokens
     logits = FP32 * shape.vocabulary * (3 * tokens + 2 * width) + 47 * width * (tokens + width)
@@ -144,12 +144,12 @@ def plan_ilql(stage: str, run: Run, settings: Any) -> StagePlan:
 def plan_policy_gradient(stage: str, run: Run, settings: Any) -> StagePlan:
     """Plan PPO, RLOO or GRPO with the reward model beside the policy."""
     shape, hardware, size, reward, _ = run
-    group, value_model = getattr(settings, "responses_per_prompt", 1), getattr(settings, "value_model", None)
+    group, value_model = settings.responses_per_prompt, getattr(settings, "value_model", None)
     response, length = settings.max_response_tokens, settings.max_prompt_tokens + settings.max_response_tokens
     samples = settings.iterations * settings.rollout_prompts * group
     prompt_mean, response_mean = size.sample_tokens(settings.max_prompt_tokens, response)
     share = (prompt_mean + response_mean) / length
-    rows = hardware.own_rows(settings.microbatch_prompts * group, settings.minibatch_prompts * group)
+    rows = settings.microbatch_prompts * group
     saves = settings.iterations // (1 if settings.save_every_minutes else settings.save_every_iterations)
     own, others = _list_models(shape, settings, reward, value_model)
     rollout = rollout_memory(shape, -(-settings.rollout_prompts // hardware.devices) * group, length,
@@ -175,7 +175,7 @@ def policy_gradient_cost(shape: Shape, settings: Any, rows: int, value_model: st
 
     A critic starts from the reward model, which has no dropout.
     """
-    group = getattr(settings, "responses_per_prompt", 1)
+    group = settings.responses_per_prompt
     # Dropout is off, so that old, new and reference log-probabilities come from the same function.
     prompts, responses = rows // group * settings.max_prompt_tokens, rows * settings.max_response_tokens
     row_tokens = settings.max_prompt_tokens + settings.max_response_tokens
@@ -183,11 +183,15 @@ def policy_gradient_cost(shape: Shape, settings: Any, rows: int, value_model: st
     policy = step_cost(shape, Training.read(settings)._replace(dropout=0.0), batch)
     if value_model not in ("adapter", "model"):
         return policy
-    training = Training(LORA if value_model == "adapter" else FULL, settings.precision, reward.lora.r,
-                        targets=tuple(reward.lora.target_modules), recomputes=settings.gradient_checkpointing)
+    tune, precision = (LORA, settings.precision) if value_model == "adapter" else (FULL, _critic_precision(settings))
+    training = Training(tune, precision, reward.lora.r, targets=tuple(reward.lora.target_modules),
+                        recomputes=settings.gradient_checkpointing)
     critic = step_cost(shape, training, batch._replace(logit_tokens=0))
-    states = 8 * shape.width * batch.tokens  # of the policy
-    return policy._replace(backward=max(policy.backward, critic.peak_bytes + states), flops=policy.flops + critic.flops)
+    flops = policy.flops + critic.flops
+    if settings.sharding == "none":
+        return max(policy, critic, key=lambda cost: cost.peak_bytes)._replace(flops=flops)
+    states = 8 * shape.width * batch.tokens  # of the policy, whose pass comes first and is in memory as well
+    return policy._replace(backward=max(policy.backward, critic.peak_bytes + states), flops=flops)
 
 
 def _list_models(shape: Shape, settings: Any, reward: Any, value_model: str | None
@@ -198,12 +202,17 @@ def _list_models(shape: Shape, settings: Any, reward: Any, value_model: str | No
     if value_model == "adapter":
         own.append(adapter)
     if value_model == "model":
-        own += _list_trained(shape, Training(FULL, settings.precision), True)
+        own += _list_trained(shape, Training(FULL, _critic_precision(settings)), True)
     if not reads_reward_model(settings):
         return own, {}
     if value_model == "adapter":
         return own, {"reward adapters": reward.members * adapter.bytes}
     return own, {"reward model": reward.members * shape.stored_bytes(settings.precision, True)}
+
+
+def _critic_precision(settings: Any) -> str:
+    """Return the precision of a critic of which all weights are trained: those of a bf16 policy's are in fp32."""
+    return "mixed" if settings.precision == "bf16" else settings.precision
 
 
 def count_saves(settings: Any, steps: float) -> int:

@@ -38,6 +38,8 @@ from stages.modeling.pretrained import save_adapter, save_adapters, save_model
 from stages.modeling.torch_setup import without_autocast
 from stages.reward_modeling.load import RewardAdapter, SharedScorer, add_reward_adapter, load_classifier
 
+ROLES = (POLICY, VALUE)
+
 
 class TokenScores(NamedTuple):
     """Log-probabilities and values of response tokens, and their mask; all [B, R], fp32, 0 outside the mask."""
@@ -62,6 +64,7 @@ class Policy(nn.Module):
         super().__init__()
         self.share_prompts = share_prompts
         self.model, self.temperature, self.precision = model.eval(), temperature, precision
+        self.value_precision = precision
         self.frozen_copy = None if isinstance(model, PeftModel) else deepcopy(model).requires_grad_(False)
         self.gradient_checkpointing = gradient_checkpointing
         self.value_shares_policy, self.value_model, self.value_head = critic, None, None
@@ -96,7 +99,9 @@ class Policy(nn.Module):
             model, head = add_reward_adapter(self.base, reward, VALUE, learns=True)
             self._rebind_base(model)
         else:
-            classifier = load_classifier(reward, self.precision, cpu_kernels=cpu_kernels)
+            if self.precision == "bf16":
+                self.value_precision = "mixed"  # all weights learn: bf16 would round small updates away
+            classifier = load_classifier(reward, self.value_precision, cpu_kernels=cpu_kernels)
             head, self.value_model = classifier.score.weight, classifier.requires_grad_(True)
             classifier.score.requires_grad_(False)  # the value head takes its place
         self.value_shares_policy = False
@@ -118,6 +123,12 @@ class Policy(nn.Module):
         """Return the parameters that require gradients, by name; tied weights once."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
+    def parameters_of(self, roles: tuple[str, ...]) -> list[nn.Parameter]:
+        """List the trained parameters of one of `separate_roles`."""
+        if roles == ROLES:
+            return list(self.trainable_parameters().values())
+        return self.policy_parameters() if POLICY in roles else self.critic_parameters()
+
     def critic_parameters(self) -> list[nn.Parameter]:
         """List the trained parameters of the value function alone."""
         if not self.has_critic:
@@ -130,10 +141,29 @@ class Policy(nn.Module):
         critic = {id(parameter) for parameter in self.critic_parameters()}
         return [p for p in self.trainable_parameters().values() if id(p) not in critic]
 
-    def forward(self, prompts: list[list[int]], responses: list[list[int]]) -> TokenScores:
-        """Score the responses under the policy."""
+    def separate_roles(self) -> list[tuple[str, ...]]:
+        """List the roles that are computed together: policy and value function, apart where they share no weights that
+        are trained. Sharded layers are computed by all processes at once, so that all compute the same roles.
+        """
+        if self.value_shares_policy or not self.has_critic or sharding.is_active():
+            return [ROLES]
+        return [(role,) for role in ROLES]
+
+    def forward(
+        self, prompts: list[list[int]], responses: list[list[int]], roles: tuple[str, ...] = ROLES
+    ) -> TokenScores:
+        """Score the responses: log-probabilities under the policy, and values; 0 of a role that is not among `roles`.
+
+        roles: one of `separate_roles`, or all.
+        """
         packed = pack_rows(prompts, responses, self.model.device, self.share_prompts)
-        return self._token_scores(packed, self._hidden_states(packed, POLICY))
+        logprobs = values = torch.zeros(len(packed.token_ids), device=self.model.device)
+        if POLICY in roles:
+            hidden = self._hidden_states(packed, POLICY)
+            logprobs = self._logprobs(self.causal_model, hidden, packed)
+        if VALUE in roles and self.has_critic:
+            values = self._values(hidden if self.value_shares_policy else self._hidden_states(packed, VALUE))
+        return TokenScores(scatter_to_rows(logprobs, packed), scatter_to_rows(values, packed), packed.mask)
 
     @torch.no_grad()
     def ref_logprobs(self, prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
@@ -216,15 +246,9 @@ class Policy(nn.Module):
         inner = unwrap_peft(model)
         recomputed = self.gradient_checkpointing and torch.is_grad_enabled()
         layers = recomputed_layers(backbone(inner), role) if recomputed else nullcontext()
-        with active_adapter(model, role), layers, autocast(self.precision):
+        precision = self.value_precision if role == VALUE else self.precision
+        with active_adapter(model, role), layers, autocast(precision):
             return packed_hidden_states(inner, packed.batch, packed.predictor_positions)
-
-    def _token_scores(self, packed: PackedResponses, hidden: torch.Tensor) -> TokenScores:
-        logprobs = self._logprobs(self.causal_model, hidden, packed)
-        values = torch.zeros_like(logprobs, requires_grad=False)
-        if self.has_critic:
-            values = self._values(hidden if self.value_shares_policy else self._hidden_states(packed, VALUE))
-        return TokenScores(scatter_to_rows(logprobs, packed), scatter_to_rows(values, packed), packed.mask)
 
     def _values(self, hidden: torch.Tensor) -> torch.Tensor:
         with without_autocast(hidden):  # sampling calls this under autocast, updates do not

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Literal, NamedTuple
 
 import torch
@@ -35,7 +36,7 @@ from stages.rl.losses import (
     sum_means,
     value_loss,
 )
-from stages.rl.policy import Policy
+from stages.rl.policy import POLICY, ROLES, VALUE, Policy
 from stages.rl.trajectory import Trajectory, score_rollout
 from stages.training.memory import PhaseTimer, retry_with_smaller_batches
 from stages.training.optimizers import clip_gradient_norm, scale_learning_rates
@@ -199,7 +200,7 @@ def update_policy(
     log: list[dict[str, float]] = []
     stopped = False
     for rows in draw_minibatches(len(trajectory.prompts), settings, generator):
-        means, microbatch = backward_with_oom_retry(policy, optimizer, trajectory, rows, settings, kl_coefficient)
+        means, microbatch = backward_with_oom_retry(policy, trajectory, rows, settings, kl_coefficient)
         settings = replace(settings, microbatch_prompts=microbatch)
         log.append(_optimizer_step(optimizer, means, settings))
         stopped = settings.update_kl_limit is not None and log[-1]["update_kl"] > settings.update_kl_limit
@@ -224,24 +225,26 @@ def draw_minibatches(rows: int, settings: UpdateSettings, generator: torch.Gener
 
 
 def backward_with_oom_retry(
-    policy: Policy, optimizer, trajectory: Trajectory, rows: torch.Tensor, settings: UpdateSettings,
-    kl_coefficient: float = 0.0
+    policy: Policy, trajectory: Trajectory, rows: torch.Tensor, settings: UpdateSettings, kl_coefficient: float = 0.0
 ) -> tuple[dict[str, float], int]:
     """Compute the gradients of a minibatch, rows [b]; return the means of STATISTICS and the microbatch that fits.
 
-    The processes share the microbatches; each then has the gradients of all rows.
+    The processes share the microbatches, of which policy and critic are apart where these share no weights; each then
+    has the gradients of all rows.
     """
-    size = MinibatchSize(trajectory.mask[rows].sum(), len(rows))
-    parameters = [parameter for part in optimizer.param_groups for parameter in part["params"]]
+    size, roles = MinibatchSize(trajectory.mask[rows].sum(), len(rows)), policy.separate_roles()
+    parameters = {own_roles: policy.parameters_of(own_roles) for own_roles in roles}
 
-    def backward(microbatch_rows: torch.Tensor, weight: float) -> torch.Tensor:
-        """Compute the gradients of a microbatch; return its summed STATISTICS."""
-        loss, sums = policy_gradient_loss(policy, trajectory, microbatch_rows, size, settings, kl_coefficient)
-        (weight * loss).backward()
+    def backward(unit: tuple[torch.Tensor, tuple[str, ...]], weight: float) -> torch.Tensor:
+        """Compute the gradients of a microbatch, given its rows and roles; return its summed STATISTICS."""
+        loss, sums = policy_gradient_loss(policy, trajectory, unit[0], size, settings, kl_coefficient, unit[1])
+        if loss.requires_grad:  # not the policy's while only the critic learns
+            (weight * loss).backward()
         return sums
 
     sums, microbatch = retry_with_smaller_batches(
-        lambda microbatch: sum_gradients(rows.split(microbatch), backward, parameters, len(STATISTICS)),
+        lambda microbatch: sum_gradients(list(product(rows.split(microbatch), roles)), backward,
+                                         lambda unit: parameters[unit[1]], len(STATISTICS)),
         settings.microbatch_prompts)
     means = sums / float(size.tokens)
     return dict(zip(STATISTICS, means.tolist(), strict=True)), microbatch
@@ -249,31 +252,37 @@ def backward_with_oom_retry(
 
 def policy_gradient_loss(
     policy: Policy, trajectory: Trajectory, rows: torch.Tensor, size: MinibatchSize, settings: UpdateSettings,
-    kl_coefficient: float = 0.0
+    kl_coefficient: float = 0.0, roles: tuple[str, ...] = ROLES
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the loss of some rows as their share of a minibatch's mean, and STATISTICS summed over their tokens.
 
     Loss: clipped policy loss (arXiv 1707.06347, eq. 7) + value_coefficient * clipped value loss
     + kl_coefficient * KL to the reference (k3; arXiv 2402.03300, eq. 4). `minibatch_weights` weight the first.
+    roles: of `Policy.separate_roles`; the loss and the statistics of another one are 0.
     """
     index = rows.tolist()
-    new = policy([trajectory.prompts[i] for i in index], [trajectory.responses[i] for i in index])
-    old_logprobs, ref_logprobs, old_values, advantages, returns = (
-        x[rows, : new.mask.shape[1]] for x in (trajectory.logprobs, trajectory.ref_logprobs, trajectory.values,
-                                               trajectory.advantages, trajectory.returns))
-    ratio = probability_ratio(new.logprobs, old_logprobs, new.mask, settings.ratio_level)
-    weights = minibatch_weights(trajectory, rows, new.mask, settings.ratio_level, settings.max_sampler_ratio)
-    policy_part = sum_means(policy_loss(ratio, advantages, settings.clip_range) * weights, new.mask, settings.loss_mean)
-    if kl_coefficient:
-        kl = kl_k3(new.logprobs, ref_logprobs) * (ratio if settings.kl_importance_weight else 1.0)
-        policy_part = policy_part + kl_coefficient * sum_means(kl, new.mask, settings.loss_mean)
-    value_part = masked_sum(value_loss(new.values, old_values, returns, settings.value_clip_range), new.mask)
+    new = policy([trajectory.prompts[i] for i in index], [trajectory.responses[i] for i in index], roles)
+    old = [x[rows, : new.mask.shape[1]] for x in (trajectory.logprobs, trajectory.ref_logprobs, trajectory.values,
+                                                  trajectory.advantages, trajectory.returns)]
+    old_logprobs, ref_logprobs, old_values, advantages, returns = old
     items = size.tokens if settings.loss_mean == "token" else size.responses
-    with torch.no_grad():
-        clipped = ((ratio - 1).abs() > settings.clip_range).float()
-        monitored = [masked_sum(x, new.mask) for x in (ratio, clipped, kl_k3(old_logprobs, new.logprobs))]
-        sums = torch.stack([policy_part * (size.tokens / items), value_part, *monitored])
-    return (policy_part + settings.value_coefficient * value_part) / items, sums
+    loss, sums = new.mask.new_zeros(()), dict.fromkeys(STATISTICS, new.mask.new_zeros(()))
+    if POLICY in roles:
+        ratio = probability_ratio(new.logprobs, old_logprobs, new.mask, settings.ratio_level)
+        weights = minibatch_weights(trajectory, rows, new.mask, settings.ratio_level, settings.max_sampler_ratio)
+        loss = sum_means(policy_loss(ratio, advantages, settings.clip_range) * weights, new.mask, settings.loss_mean)
+        if kl_coefficient:
+            kl = kl_k3(new.logprobs, ref_logprobs) * (ratio if settings.kl_importance_weight else 1.0)
+            loss = loss + kl_coefficient * sum_means(kl, new.mask, settings.loss_mean)
+        with torch.no_grad():
+            clipped = ((ratio - 1).abs() > settings.clip_range).float()
+            kl = kl_k3(old_logprobs, new.logprobs)
+            sums |= {"policy_loss": loss * (size.tokens / items), "ratio": masked_sum(ratio, new.mask),
+                     "clip_fraction": masked_sum(clipped, new.mask), "update_kl": masked_sum(kl, new.mask)}
+    if VALUE in roles:
+        value_part = masked_sum(value_loss(new.values, old_values, returns, settings.value_clip_range), new.mask)
+        loss, sums["value_loss"] = loss + settings.value_coefficient * value_part, value_part.detach()
+    return loss / items, torch.stack(list(sums.values()))
 
 
 def _optimizer_step(optimizer, means: dict[str, float], settings: UpdateSettings) -> dict[str, float]:

@@ -76,6 +76,7 @@ class StepTrainer(Trainer):
     def training_step(self, model, inputs, num_items_in_batch=None):
         """Compute gradients and loss of a step, with the microbatches as work units; nothing if there are none."""
         gpus = [self.args.device] if self.args.device.type == "cuda" else []
+        parameters = list(model.parameters())
 
         def backward(unit: tuple[int, dict], weight: float) -> torch.Tensor:
             """Compute the gradients of a microbatch, of which `unit` is number and content; return its loss."""
@@ -84,7 +85,8 @@ class StepTrainer(Trainer):
                 torch.manual_seed(hash((self.args.seed, self.state.global_step, number)))
                 return super(StepTrainer, self).training_step(model, {**batch, "weight": weight}, num_items_in_batch)
 
-        loss = sum_gradients(inputs["units"], backward, model.parameters(), width=1)[0] if inputs["units"] else 0.0
+        units = inputs["units"]
+        loss = sum_gradients(units, backward, lambda unit: parameters, width=1)[0] if units else 0.0
         return torch.tensor(float(loss), dtype=torch.float32, device=self.args.device)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):

@@ -107,10 +107,10 @@ def test_every_precision_computes_nearly_the_same_and_learns(tmp_path, precision
 def test_out_of_memory_halves_the_microbatch_and_learns_the_same(tmp_path, monkeypatch, capsys, device):
     folder, results = tiny_models.save_base(tmp_path / "base"), []
 
-    def loss(policy, trajectory, rows, size, settings, kl_coefficient):
+    def loss(policy, trajectory, rows, size, settings, kl_coefficient, roles):
         if len(rows) > 1:
             torch.empty(LARGER_THAN_ANY_MEMORY, dtype=torch.uint8, device=policy.model.device)
-        return policy_gradient_loss(policy, trajectory, rows, size, settings, kl_coefficient)
+        return policy_gradient_loss(policy, trajectory, rows, size, settings, kl_coefficient, roles)
 
     with computing_on(device):
         for limited in (False, True):

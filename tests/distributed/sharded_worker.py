@@ -54,9 +54,9 @@ def train_ppo(mode: str, tune: str, precision: str) -> tuple[dict, dict]:
         model.requires_grad_(True)
     policy = Policy(model, 1.0, precision, gradient_checkpointing=tune == "full")
     if tune == "full":
-        policy.value_model, policy.value_shares_policy = worker.classifier(2).requires_grad_(True), False
+        policy.value_model, policy.value_shares_policy = tiny_models.classifier(2).requires_grad_(True), False
         policy.value_model.score.requires_grad_(False)
-    scorer = Scorer(worker.classifier(1), precision)
+    scorer = Scorer(tiny_models.classifier(1), precision)
     if mode == "sharded":
         policy.shard()
         sharding.shard(backbone(scorer.model))

@@ -93,10 +93,16 @@ def check_sampling() -> dict:
     return facts
 
 
-def check_ppo() -> tuple[dict, dict]:
-    """Train three iterations; minibatches of three and of two rows leave processes without a unit."""
+def check_ppo(own_critic: bool = False) -> tuple[dict, dict]:
+    """Train three iterations; minibatches of three and of two rows leave processes without a unit.
+
+    own_critic: a model, whose updates are units apart from the policy's.
+    """
     policy = make_policy()
-    scorer = Scorer(classifier(1), "fp32")
+    if own_critic:
+        policy.value_shares_policy, policy.value_model = False, tiny_models.classifier(2).requires_grad_(True)
+        policy.value_model.score.requires_grad_(False)
+    scorer = Scorer(tiny_models.classifier(1), "fp32")
     count = iter(range(100 * (1 + group.rank()), 10_000))  # a user's function that is another in every process
     functions = [RewardFunction("model", 1.0, "ids", scorer, part="model"),
                  RewardFunction("user", 0.01, "ids", lambda prompts, responses: [next(count) for _ in responses])]
@@ -115,7 +121,7 @@ def check_groups(method: PolicyGradientMethod) -> tuple[dict, dict]:
     """Train three iterations with two responses to each prompt; four processes do not have whole groups each."""
     policy = make_policy()
     policy.share_prompts = True
-    scorer = Scorer(classifier(1), "fp32", share_prompts=True)
+    scorer = Scorer(tiny_models.classifier(1), "fp32", share_prompts=True)
     trainer = PolicyGradientTrainer(
         policy=policy, optimizer=torch.optim.Adam(policy.policy_parameters(), lr=3e-3), kl_in=method.kl_in,
         reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", scorer, part="model")], None,
@@ -193,19 +199,8 @@ def train_on_blocks(model, out: Path, settings: TrainerSettings) -> list[dict]:
                  "test")
 
 
-def classifier(seed: int):
-    from transformers import LlamaForSequenceClassification
-
-    config = tiny_models.llama(tiny_models.tokenizer()).config
-    config.num_labels = 1
-    torch.manual_seed(seed)
-    model = LlamaForSequenceClassification(config).eval()
-    use_packed_attention(model)
-    return model
-
-
 def check_reward(out: Path) -> tuple[dict, dict]:
-    model = classifier(0)
+    model = tiny_models.classifier(0)
     examples = [Example(("tiny", i), [3 + i, 40, 50], [[60 + i, 70, 2], [80, 90 + i, 5, 2], [9, 2]][: 2 + i % 2],
                         [(0, 1), (0, 2)][: 1 + i % 2], [1] * (1 + i % 2)) for i in range(11)]
     out.mkdir(parents=True)
@@ -251,6 +246,7 @@ def run_checks(own: Path) -> tuple[dict, dict]:
     """Return facts and tensors by name."""
     facts, tensors = {"sampling": check_sampling(), "updates": check_updates()}, {}
     trainings = {"ppo": check_ppo,
+                 "critic": partial(check_ppo, own_critic=True),
                  "rloo": partial(check_groups, rloo.make_method(Rloo(responses_per_prompt=2))),
                  "grpo": partial(check_groups, grpo.make_method(Grpo(responses_per_prompt=2))),
                  "sft": partial(check_finetuning, own / "sft", "adamw"),

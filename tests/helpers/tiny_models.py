@@ -6,9 +6,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaForSequenceClassification
 
 from stages.modeling.merging import merge as modeling_merge
+from stages.modeling.packed.forward import use_packed_attention
 from stages.modeling.tiny_llama import build_small_llama, train_tokenizer
 from stages.recipe.sections.models import Merge
 from stages.reward_modeling.dataset import Example
@@ -36,6 +37,16 @@ def llama(tok, seed: int = 0, width: int = 32):
         tok, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=256, initializer_range=0.2,
     ).eval()
+
+
+def classifier(seed: int):
+    """Build a sequence classifier of one output, with packed attention."""
+    config = llama(tokenizer()).config
+    config.num_labels = 1
+    torch.manual_seed(seed)
+    model = LlamaForSequenceClassification(config).eval()
+    use_packed_attention(model)
+    return model
 
 
 def gpt2(vocabulary: int):

@@ -10,7 +10,7 @@ from torch import nn
 from stages.modeling import lora
 from stages.modeling.cpu_kernels import build
 from stages.modeling.cpu_kernels import linear as kernel_lora
-from stages.modeling.load import load_causal
+from stages.modeling.load import autocast, load_causal
 from stages.modeling.packed.forward import packed_hidden_states
 from stages.reward_modeling.load import load_classifier
 from tests.helpers.architectures import FAMILIES, save
@@ -62,15 +62,16 @@ def gradients(layer, x):
     return out.detach(), *torch.autograd.grad(out, [x, *adapter], gaussian(*out.shape, seed=8).to(out))
 
 
+@dtypes
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rows", [(19,), (3, 5)])
-def test_outputs_and_gradients_are_pefts(adapted, rows, bias):
-    layer, x = adapted(bias=bias), gaussian(*rows, INPUTS, dtype=torch.bfloat16)
+def test_outputs_and_gradients_are_pefts(adapted, rows, bias, dtype):
+    layer, x = adapted(bias=bias, dtype=dtype), gaussian(*rows, INPUTS, dtype=dtype)
     exact = deepcopy(layer).double()
     actual, expected = gradients(layer, x), gradients(exact, x.double())
     assert adapted.calls == [kernel_lora.LoraProduct]  # the exact layer is PEFT's own
-    assert [one.dtype for one in actual] == [torch.bfloat16, torch.bfloat16, torch.float32, torch.float32]
-    assert all(is_close(a, b, torch.bfloat16) for a, b in zip(actual, expected, strict=True))
+    assert [one.dtype for one in actual] == [dtype, dtype, torch.float32, torch.float32]
+    assert all(is_close(a, b, dtype) for a, b in zip(actual, expected, strict=True))
 
 
 def test_the_backward_pass_has_the_forwards_mask(adapted):
@@ -134,8 +135,8 @@ def test_what_the_kernels_do_not_compute_goes_pefts_way(adapted):
     assert layer(x).shape == (4, OUTPUTS) and not adapted.calls
     layer.set_adapter("other")
     assert torch.equal(layer(x), layer.get_base_layer()(x)) and len(adapted.calls) == 1  # it begins at 0
-    whole = adapted(dtype=torch.float32)
-    assert whole(x.float()).dtype == torch.float32 and len(adapted.calls) == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        assert adapted(dtype=torch.float32)(x.float()).dtype == torch.bfloat16 and len(adapted.calls) == 1
 
 
 @pytest.mark.parametrize("rows", [1, 5, 33])
@@ -146,12 +147,13 @@ def test_a_row_does_not_depend_on_the_others(adapted, rows):
 
 
 @pytest.mark.parametrize(("precision", "setting", "uses"), [("bf16", "auto", True), ("bf16", "off", False),
-                                                            ("mixed", "auto", False)])
-def test_the_model_that_is_trained_computes_with_them_in_bf16(adapted, tmp_path, precision, setting, uses):
+                                                            ("fp32", "auto", True), ("mixed", "auto", False)])
+def test_the_model_that_is_trained_computes_with_them(adapted, tmp_path, precision, setting, uses):
     folder = save(FAMILIES["llama"], tmp_path / "base")
     model = lora.add_lora(load_causal(folder, precision, setting), r=2, alpha=4, dropout=0.0,
                           target_modules=TARGETS, precision=precision)
-    packed_hidden_states(model.get_base_model(), pack_lengths([3, 5])[0], torch.tensor([2, 7]))
+    with autocast(precision):
+        packed_hidden_states(model.get_base_model(), pack_lengths([3, 5])[0], torch.tensor([2, 7]))
     assert len(adapted.calls) == (len(lora.adapted_layers(model)) if uses else 0)
 
 

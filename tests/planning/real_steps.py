@@ -109,14 +109,18 @@ def policy_gradient_step(config: PretrainedConfig, settings: Any, rows: int, val
     value_model: as in the section ppo; None: no critic. reward_lora: the reward model's adapter. members: number of
     reward models.
     """
-    group = getattr(settings, "responses_per_prompt", 1)
+    group = settings.responses_per_prompt
     policy = _build_policy(config, settings, value_model, reward_lora, share_prompts=group > 1)
     update = UpdateSettings(**select_settings(UpdateSettings, settings))
     prompts = [[row // group] + [0] * (settings.max_prompt_tokens - 1) for row in range(rows)]
     trajectory = _longest_trajectory(prompts, settings.max_response_tokens)
-    return Step(policy, _reward_models(config, policy, settings, value_model, reward_lora, members),
-                lambda: policy_gradient_loss(policy, trajectory, torch.arange(rows), MinibatchSize(1, rows), update)[0]
-                .backward())
+
+    def backward():
+        for roles in policy.separate_roles():
+            policy_gradient_loss(policy, trajectory, torch.arange(rows), MinibatchSize(1, rows), update, 0.0, roles
+                                 )[0].backward()
+
+    return Step(policy, _reward_models(config, policy, settings, value_model, reward_lora, members), backward)
 
 
 def _trainable(model, settings: Any, scorer: bool = False):
@@ -149,7 +153,8 @@ def _build_policy(config: PretrainedConfig, settings: Any, value_model: str | No
     if value_model == "adapter":
         _add_role(policy, VALUE, reward_lora, learns=True)
     if value_model == "model":
-        policy.value_model = build_classifier(config, dtype).requires_grad_(True)
+        policy.value_precision = "mixed" if settings.precision == "bf16" else settings.precision
+        policy.value_model = build_classifier(config, weights_dtype(policy.value_precision)).requires_grad_(True)
         policy.value_model.score.requires_grad_(False)
     policy.value_shares_policy = value_model == "head"
     return policy

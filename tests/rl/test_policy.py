@@ -10,8 +10,14 @@ from stages.generation.sampler import sample
 from stages.modeling import lora
 from stages.recipe.sections.ppo import Ppo
 from stages.rl import policy_gradient_trainer
-from stages.rl.policy import Policy
-from stages.rl.policy_gradient_trainer import MinibatchSize, UpdateSettings, policy_gradient_loss, update_policy
+from stages.rl.policy import POLICY, VALUE, Policy
+from stages.rl.policy_gradient_trainer import (
+    STATISTICS,
+    MinibatchSize,
+    UpdateSettings,
+    policy_gradient_loss,
+    update_policy,
+)
 from tests.helpers import tiny_models
 from tests.helpers.settings import take_settings
 from tests.helpers.trajectories import build_trajectory
@@ -101,6 +107,36 @@ def test_ratio_is_one_in_every_minibatch_when_nothing_is_learnt():
     statistics = update_policy(policy, still, trajectory, UPDATE, torch.Generator().manual_seed(0))
     assert statistics["ratio"] == pytest.approx(1.0, abs=1e-5) and abs(statistics["update_kl"]) < 1e-9
     assert statistics["clip_fraction"] == 0 and statistics["minibatches"] == 2
+
+
+def gradients_of(policy, parameters=None):
+    """The gradients that there are, of the parameters; None: of all."""
+    return {name: p.grad for name, p in policy.trainable_parameters().items()
+            if p.grad is not None and (parameters is None or p in parameters)}
+
+
+def test_policy_and_critic_apart_have_the_gradients_and_statistics_of_both_together():
+    policy = perturb(make_policy())
+    assert policy.separate_roles() == [(POLICY, VALUE)]  # a head's gradient reaches the policy
+    policy.value_shares_policy, policy.value_model = False, tiny_models.classifier(1).requires_grad_(True)
+    assert policy.separate_roles() == [(POLICY,), (VALUE,)]
+    trajectory = build_trajectory(policy, sample_rollout(policy), torch.tensor([1.0, -1.0, 0.5, 2.0]), 0.1)
+    size, results = MinibatchSize(trajectory.mask.sum(), 4), []
+    for parts in ([(POLICY, VALUE)], policy.separate_roles()):
+        policy.zero_grad()
+        sums = []
+        for roles in parts:
+            loss, statistics = policy_gradient_loss(policy, trajectory, torch.arange(4), size, UPDATE, 0.0, roles)
+            own, others = set(policy.parameters_of(roles)), gradients_of(policy)
+            loss.backward()
+            assert gradients_of(policy, own).keys() | others.keys() == gradients_of(policy).keys()
+            sums.append(statistics)
+        gradients = {name: gradient.clone() for name, gradient in gradients_of(policy).items()}
+        results.append((gradients, sum(sums)))
+    (together, expected), (apart, actual) = results
+    assert together.keys() == apart.keys() and len(together) > len(policy.policy_parameters())
+    assert all(torch.equal(together[name], apart[name]) for name in together) and torch.allclose(expected, actual)
+    assert float(expected[STATISTICS.index("value_loss")]) > 0
 
 
 @pytest.mark.parametrize("microbatch", [1, 2, 4])

@@ -140,10 +140,10 @@ def test_the_longest_rollout_of_a_small_site_has_its_prompts_several_times():
 
 
 def out_of_memory_above(max_rows):
-    def loss(policy, trajectory, rows, tokens, settings, kl_coefficient):
+    def loss(policy, trajectory, rows, tokens, settings, kl_coefficient, roles):
         if len(rows) > max_rows:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return policy_gradient_loss(policy, trajectory, rows, tokens, settings)
+        return policy_gradient_loss(policy, trajectory, rows, tokens, settings, kl_coefficient, roles)
 
     return loss
 

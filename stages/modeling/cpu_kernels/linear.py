@@ -1,5 +1,5 @@
-"""Compute bf16 linear layers on a CPU: of a few rows with packed weights (linear.cpp) while a model decodes, and with
-LoRA adapters, of any number of rows.
+"""Compute linear layers on a CPU: those in bf16, of a few rows, with packed weights (linear.cpp) while a model decodes;
+those with a LoRA adapter, in fp32 and bf16, of any number of rows.
 
 oneDNN packs a layer's weights at every call, which for 16 rows takes as long as the product. Within `packed_weights`
 they are packed once. The results are those of a forward pass over many rows, such as an update's, to the bit; this is
@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from stages.modeling.cpu_kernels.build import apply, call, load_library, supports
 from stages.modeling.cpu_kernels.layers import subclass
+from stages.modeling.torch_setup import product_dtype
 
 MAX_ROWS = 64  # more rows are as fast by torch
 MULTIPLE = 16  # outputs of a vector
@@ -89,7 +90,7 @@ def _pack_layer(module: nn.Module) -> PackedLinear | None:
     matrices = [layer.weight]
     if adapted:
         matrices += adapter_matrices(
-            module.lora_A[adapter].weight, module.lora_B[adapter].weight, module.scaling[adapter])
+            module.lora_A[adapter].weight, module.lora_B[adapter].weight, module.scaling[adapter], torch.bfloat16)
     if any(outputs % MULTIPLE or inputs % 2 or not summed_inputs(outputs, inputs)
            for outputs, inputs in (x.shape for x in matrices)):
         return None
@@ -125,7 +126,7 @@ def summed_inputs(outputs: int, inputs: int) -> int:
 
 
 def replace_lora_layers(model: nn.Module) -> None:
-    """Let the model's adapted linear layers compute by `LoraProduct` wherever one plain adapter is active, in bf16."""
+    """Let the model's adapted linear layers compute by `LoraProduct` wherever one plain adapter is active."""
     for module in model.modules():
         if type(module) is lora.Linear and type(module.get_base_layer()) is nn.Linear:
             module.__class__ = subclass(lora.Linear, KernelLoraLinear)
@@ -134,16 +135,16 @@ def replace_lora_layers(model: nn.Module) -> None:
 class KernelLoraLinear:
     """Mixin for PEFT's adapted linear layer: six products, and dropout by a kernel (dropout.cpp).
 
-    PEFT's own forward would convert the inputs to fp32, multiply there, and draw a mask for each layer in one thread.
-    Here a bf16 layer's adapter, whose weights stay fp32, is multiplied in bf16 as under autocast, and its product is
-    added to the layer's own in place. The dropout of PEFT's adapter, a mask for each layer, is computed from a seed,
-    and again in the backward pass.
+    PEFT's own forward would convert a bf16 layer's inputs to fp32, multiply there, and draw a mask for each layer in
+    one thread. Here the adapter's product is added to the layer's own in place, and a bf16 layer's adapter, whose
+    weights stay fp32, is multiplied in bf16 as under autocast. The dropout of PEFT's adapter, a mask for each layer, is
+    computed from a seed, and again in the backward pass. Under autocast PEFT's forward stays.
     """
 
     def forward(self, x: torch.Tensor, *args, **kwargs) -> torch.Tensor:
         """Compute [..., O] from [..., I] by `LoraProduct` where it can, else as PEFT does."""
         layer = self.get_base_layer()
-        if args or kwargs or not x.dtype == layer.weight.dtype == torch.bfloat16 or not supports(x):
+        if args or kwargs or not x.dtype == layer.weight.dtype == product_dtype(x) or not supports(x):
             return super().forward(x, *args, **kwargs)
         if (name := plain_adapter(self)) is None:
             return super().forward(x)
@@ -163,14 +164,15 @@ def plain_adapter(layer: lora.Linear) -> str | None:
 
 
 class LoraProduct(torch.autograd.Function):
-    """x W' + bias + scaling * dropout(x) A' B' for x [N, I] and frozen W [O, I], in bf16; A [R, I] and B [O, R] learn.
+    """x W' + bias + scaling * dropout(x) A' B' for x [N, I] and frozen W [O, I] of one dtype; A [R, I] and B [O, R]
+    learn.
     """
 
     @staticmethod
     def forward(ctx, x, weight, bias, down, up, scaling: float, probability: float):
         ctx.seed = int(torch.randint(1 << 62, ())) if probability else 0
         ctx.scaling, ctx.probability, ctx.dtypes = scaling, probability, (down.dtype, up.dtype)
-        down, up = adapter_matrices(down, up, scaling)
+        down, up = adapter_matrices(down, up, scaling, weight.dtype)
         low = functional.linear(_drop_out(x, ctx), down)
         ctx.save_for_backward(x, weight, down, up, low)
         return functional.linear(x, weight, bias).addmm_(low, up.t())
@@ -191,9 +193,11 @@ class LoraProduct(torch.autograd.Function):
         return grad, None, None, grad_down, grad_up, None, None
 
 
-def adapter_matrices(down: torch.Tensor, up: torch.Tensor, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round an adapter's matrices to bf16, after scaling."""
-    return down.bfloat16(), (up * scaling).bfloat16()
+def adapter_matrices(
+    down: torch.Tensor, up: torch.Tensor, scaling: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round an adapter's matrices to `dtype`, after scaling."""
+    return down.to(dtype), (up * scaling).to(dtype)
 
 
 def _drop_out(x: torch.Tensor, ctx, added_to: torch.Tensor | None = None) -> torch.Tensor:

@@ -15,7 +15,8 @@ class Ppo(PolicyGradient):
     value_model: Literal["head", "adapter", "model"] = setting(
         "head", "'head': a linear head on the policy's last hidden state, initially 0, whose gradient reaches the "
         "policy [script]; 'adapter': a separate adapter, initialised from the reward model, which --reward then "
-        "gives unmerged; 'model': a separate model, initialised from the reward model, all of it trained [N+]")
+        "gives unmerged; 'model': a separate model, initialised from the reward model, all of it trained, in 'mixed' "
+        "where the precision is bf16 [N+]")
     critic_learning_rate: float | None = setting(
         None, "learning rate of the value function; null: learning_rate [script: one for both]", within=LEARNING_RATE)
     gamma: float = setting(1.0, "discount factor [TRL default]", within=SHARE)

@@ -93,7 +93,8 @@ def find_batch_settings(section: Any) -> tuple[str, str] | None:
 
 
 def count_units(section: Any) -> int:
-    """Count the work units of a step, which processes share (stages/distributed/units.py): its microbatches.
+    """Count the work units of a step, which processes share (stages/distributed/units.py): its microbatches, each once
+    for the policy and once for a critic that is no head (`Policy.separate_roles`).
 
     UNLIMITED if the section's stage only evaluates or samples.
     """
@@ -104,4 +105,5 @@ def count_units(section: Any) -> int:
     if names is None or getattr(section, "tune", None) == "head":
         return UNLIMITED
     part, whole = names
-    return getattr(section, whole) // getattr(section, part)
+    has_critic_apart = getattr(section, "value_model", "head") != "head" and section.sharding == "none"
+    return getattr(section, whole) // getattr(section, part) * (1 + has_critic_apart)

@@ -169,7 +169,7 @@ def _dry_run(trainer: PolicyGradientTrainer, longest: list[list[int]]) -> dict[s
         rollout = _of_full_length(longest[:count], response)
         zeros = torch.zeros(count, response, device=policy.model.device)
         trajectory = Trajectory.from_scores(rollout, RolloutScores(zeros, zeros, zeros, zeros + 1), zeros, zeros)
-        _, size = backward_with_oom_retry(policy, trainer.optimizer, trajectory, torch.arange(count), settings)
+        _, size = backward_with_oom_retry(policy, trajectory, torch.arange(count), settings)
         trainer.update_settings = replace(settings, microbatch_prompts=size)
 
     costs = memory.measure_phases({

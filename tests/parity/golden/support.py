@@ -14,7 +14,7 @@ from stages.generation.rollout import Rollout
 from stages.modeling.lora import add_lora
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.ppo import Ppo
-from stages.rl.policy import Policy, TokenScores
+from stages.rl.policy import ROLES, Policy, TokenScores
 from stages.rl.policy_gradient_trainer import UpdateSettings
 from stages.rl.trajectory import Trajectory
 from tests.helpers.trajectories import build_trajectory
@@ -86,12 +86,18 @@ class GivenPolicy(nn.Module):
         self.mask, self.given_ref_logprobs = mask, ref_logprobs
         self.model = SimpleNamespace(device=mask.device)
 
-    def forward(self, prompts, responses, allowed_token_ids=None) -> TokenScores:
+    def separate_roles(self):
+        return [ROLES]
+
+    def parameters_of(self, roles):
+        return [self.logprobs, self.values]
+
+    def forward(self, prompts, responses, roles=ROLES) -> TokenScores:
         rows, width = self._rows(prompts, responses)
         logprobs, values, mask = (x[rows, :width] for x in (self.logprobs, self.values, self.mask))
         return TokenScores(logprobs, values, mask)
 
-    def ref_logprobs(self, prompts, responses, allowed_token_ids=None):
+    def ref_logprobs(self, prompts, responses):
         rows, width = self._rows(prompts, responses)
         return self.given_ref_logprobs[rows, :width]
 
