@@ -69,9 +69,7 @@ def build(weight):
     return optimizers.build_optimizer("adamw", [weight], learning_rate=0.1, epsilon=1e-8, weight_decay=0.1)
 
 
-def test_adam_is_fused_on_a_gpu_alone_and_resumes(monkeypatch):
-    assert build(torch.nn.Parameter(torch.ones(3))).defaults["fused"] is None
-    monkeypatch.setattr(optimizers, "_all_on_gpu", lambda parameters: True)
+def test_adam_is_fused_and_resumes():
     whole, first, second = (torch.nn.Parameter(torch.ones(3)) for _ in range(3))
     steps(whole, build(whole), 4)
     optimizer = build(first)
