@@ -124,10 +124,9 @@ class Policy(nn.Module):
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     def parameters_of(self, roles: tuple[str, ...]) -> list[nn.Parameter]:
-        """List the trained parameters of one of `separate_roles`."""
-        if roles == ROLES:
-            return list(self.trainable_parameters().values())
-        return self.policy_parameters() if POLICY in roles else self.critic_parameters()
+        """List the trained parameters of these roles."""
+        own = {POLICY: self.policy_parameters, VALUE: self.critic_parameters}
+        return [parameter for role in roles for parameter in own[role]()]
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """List the trained parameters of the value function alone."""

@@ -237,7 +237,9 @@ def backward_with_oom_retry(
 
     def backward(unit: tuple[torch.Tensor, tuple[str, ...]], weight: float) -> torch.Tensor:
         """Compute the gradients of a microbatch, given its rows and roles; return its summed STATISTICS."""
-        loss, sums = policy_gradient_loss(policy, trajectory, unit[0], size, settings, kl_coefficient, unit[1])
+        microbatch_rows, own_roles = unit
+        loss, sums = policy_gradient_loss(
+            policy, trajectory, microbatch_rows, size, settings, kl_coefficient, own_roles)
         if loss.requires_grad:  # not the policy's while only the critic learns
             (weight * loss).backward()
         return sums
@@ -262,9 +264,9 @@ def policy_gradient_loss(
     """
     index = rows.tolist()
     new = policy([trajectory.prompts[i] for i in index], [trajectory.responses[i] for i in index], roles)
-    old = [x[rows, : new.mask.shape[1]] for x in (trajectory.logprobs, trajectory.ref_logprobs, trajectory.values,
-                                                  trajectory.advantages, trajectory.returns)]
-    old_logprobs, ref_logprobs, old_values, advantages, returns = old
+    old_logprobs, ref_logprobs, old_values, advantages, returns = (
+        x[rows, : new.mask.shape[1]] for x in (trajectory.logprobs, trajectory.ref_logprobs, trajectory.values,
+                                               trajectory.advantages, trajectory.returns))
     items = size.tokens if settings.loss_mean == "token" else size.responses
     loss, sums = new.mask.new_zeros(()), dict.fromkeys(STATISTICS, new.mask.new_zeros(()))
     if POLICY in roles:
@@ -276,9 +278,9 @@ def policy_gradient_loss(
             loss = loss + kl_coefficient * sum_means(kl, new.mask, settings.loss_mean)
         with torch.no_grad():
             clipped = ((ratio - 1).abs() > settings.clip_range).float()
-            kl = kl_k3(old_logprobs, new.logprobs)
-            sums |= {"policy_loss": loss * (size.tokens / items), "ratio": masked_sum(ratio, new.mask),
-                     "clip_fraction": masked_sum(clipped, new.mask), "update_kl": masked_sum(kl, new.mask)}
+            monitored = {"ratio": ratio, "clip_fraction": clipped, "update_kl": kl_k3(old_logprobs, new.logprobs)}
+            sums |= {name: masked_sum(x, new.mask) for name, x in monitored.items()}
+            sums["policy_loss"] = loss * (size.tokens / items)
     if VALUE in roles:
         value_part = masked_sum(value_loss(new.values, old_values, returns, settings.value_clip_range), new.mask)
         loss, sums["value_loss"] = loss + settings.value_coefficient * value_part, value_part.detach()
