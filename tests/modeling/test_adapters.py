@@ -320,7 +320,8 @@ def test_full_tuning_learns_what_autograd_says_of_a_plain_model(base, reward):
     expected = {f"model.{name}": p.grad for name, p in plain.named_parameters()}
     actual = {name: p.grad for name, p in policy.trainable_parameters().items() if not name.startswith("value_head")}
     assert actual.keys() == expected.keys() and plain.config.tie_word_embeddings  # the tied matrix once
-    assert all(torch.allclose(actual[name], grad, atol=1e-5) for name, grad in expected.items())
+    assert all(torch.allclose(actual[name], grad, atol=2e-5 * float(grad.abs().max()))
+               for name, grad in expected.items())
     assert all(p.grad is None for p in policy.frozen_copy.parameters())
 
 

@@ -25,7 +25,10 @@ from stages.modeling.torch_setup import product_dtype
 
 MAX_ROWS = 64  # more rows are as fast by torch
 MULTIPLE = 16  # outputs of a vector
-BLOCKS = (None, 1024, 512, 768, 384, 256, 128, 64)  # inputs that oneDNN adds before it adds their sum; None: all
+UPDATE_ROWS = 2048  # tokens of a forward pass, about
+MATRIX_UNIT = 0  # the processor's (AMX) adds the inputs
+# Inputs that oneDNN adds before it adds their sum; None: all.
+BLOCKS = (MATRIX_UNIT, None, 1024, 512, 768, 384, 256, 128, 64)
 
 
 class _Packed(Structure):
@@ -91,7 +94,7 @@ def _pack_layer(module: nn.Module) -> PackedLinear | None:
     if adapted:
         matrices += adapter_matrices(
             module.lora_A[adapter].weight, module.lora_B[adapter].weight, module.scaling[adapter], torch.bfloat16)
-    if any(outputs % MULTIPLE or inputs % 2 or not summed_inputs(outputs, inputs)
+    if any(outputs % MULTIPLE or inputs % 2 or summed_inputs(outputs, inputs) is None
            for outputs, inputs in (x.shape for x in matrices)):
         return None
     return PackedLinear(module, layer, adapter, matrices)
@@ -106,8 +109,8 @@ def pack_matrix(weight: torch.Tensor) -> torch.Tensor:
 
 
 @cache
-def summed_inputs(outputs: int, inputs: int) -> int:
-    """Return how many inputs oneDNN adds before it adds their sum to the others'; 0 if no number gives its bits.
+def summed_inputs(outputs: int, inputs: int) -> int | None:
+    """Return how many inputs oneDNN adds before it adds their sum to the others'; None if no number gives its bits.
 
     The products compared cancel out: what is left is rounding, which another order would change.
     """
@@ -115,14 +118,16 @@ def summed_inputs(outputs: int, inputs: int) -> int:
     x, weight = (torch.randn(count, inputs // 2, generator=generator).bfloat16() for count in (MULTIPLE, outputs))
     order = torch.randperm(inputs, generator=generator)
     x, weight = torch.cat([x, x], 1)[:, order], torch.cat([weight, -weight], 1)[:, order]
-    expected = functional.linear(x.repeat(20, 1), weight)[: len(x)]  # of many rows: few may be added in another order
+    # Of the rows of an update: with fewer, oneDNN may add in another order.
+    expected = functional.linear(x.repeat(UPDATE_ROWS // MULTIPLE, 1), weight)[:MULTIPLE]
     packed, out = pack_matrix(weight), torch.empty_like(expected)
-    for block in BLOCKS:
-        layer = _Layer(_Packed(packed.data_ptr(), inputs, block or inputs))
+    blocks = BLOCKS if load_library().has_matrix_unit() else BLOCKS[1:]
+    for block in (inputs if block is None else block for block in blocks):
+        layer = _Layer(_Packed(packed.data_ptr(), inputs, block))
         call("linear", x, x, addressof(layer), out, len(x), outputs)
         if torch.equal(out, expected):
-            return block or inputs
-    return 0
+            return block
+    return None
 
 
 def replace_lora_layers(model: nn.Module) -> None:
