@@ -3,7 +3,6 @@
     python -m stages.inspect results/demo/sft                    # or a results/demo/sft.partial
     python -m stages.inspect results/
     python -m stages.inspect --verify results/demo               # hash every file of every artifact
-    python -m stages.inspect --watch results/demo/sft            # follow a stage that is at work
     python -m stages.inspect results/demo/pairs --id 17          # or, of posts, --tag TAG: questions with answers
     python -m stages.inspect results/demo/pairs --export trl --out pairs.parquet
 
@@ -25,7 +24,6 @@ from stages.command_line.option_parser import OptionParser
 from stages.command_line.start import close_output, print_text
 from stages.inspection.artifact_facts import describe_artifact
 from stages.inspection.text_pages import format_artifact, format_questions, format_runs
-from stages.inspection.watch import watch
 from stages.render.terminal import escape_controls
 from stages.stackexchange.pairs.table import SPLITS, export_preferences
 from stages.stackexchange.row_lookup import find_pairs, find_questions, match_id, match_tag
@@ -100,8 +98,6 @@ def build_parser() -> argparse.ArgumentParser:
     group.add_argument("path", nargs="?", type=Path, metavar="PATH", help="an artifact, or a folder of runs")
     group.add_argument("--verify", type=Path, metavar="PATH",
                        help="an artifact, or a folder of runs: compare all files with the digests in the manifests")
-    group.add_argument("--watch", type=Path, metavar="PATH",
-                       help="an artifact that is being made: show its progress until it is finished")
     actions = parser.add_mutually_exclusive_group()
     actions.add_argument("--id", metavar="[SITE/]NUMBER", help="of a posts or pairs artifact: show this question")
     actions.add_argument("--tag", help="of a posts artifact: show the first questions with this tag")
@@ -123,8 +119,6 @@ def main(words: list[str] | None = None) -> int:
     if arguments.questions < 1:
         parser.error(f"--questions must be at least 1, not {arguments.questions}")
     try:
-        if arguments.watch:
-            return watch(arguments.watch, arguments.json)
         lines, facts = _answer(arguments)
     except KeyboardInterrupt:
         return 130

@@ -38,7 +38,6 @@ from stages.runtime.environment import (
     silence_missing_kernel,
 )
 from stages.runtime.files import read_json_object
-from stages.runtime.progress import follow
 from stages.runtime.stage_lines import begin_stage, print_line
 
 # Input -> stages that make it. Every other input is a model.
@@ -121,7 +120,7 @@ def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Pat
     sources = list_input_sources(request["inputs"])
     check_input_kinds(sources)
     verify_artifacts([Path(source["path"]) for source in sources.values()], out.parent / "logs", always=verify)
-    with artifact.build(out, request, digest_code()) as folder, follow(out):
+    with artifact.build(out, request, digest_code()) as folder:
         result = artifact.load_result(folder)
         start = time.monotonic()  # imports, of torch above all, are part of what a stage costs
         processes.remove_private_copies(folder)
