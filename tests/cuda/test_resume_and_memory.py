@@ -141,14 +141,15 @@ def test_a_steps_memory_is_what_was_estimated(device):
 
         def step():
             models.append(build_wide_model(where))
-            optimizer = build_optimizer("adam", models[0].parameters(), learning_rate=1e-3, epsilon=1e-5,
+            optimizer = build_optimizer("adam", models[-1].parameters(), learning_rate=1e-3, epsilon=1e-5,
                                         weight_decay=0.0)
-            models[0](input_ids=torch.ones(1, 4, dtype=torch.long, device=where)).logits.sum().backward()
+            models[-1](input_ids=torch.ones(1, 4, dtype=torch.long, device=where)).logits.sum().backward()
             optimizer.step()
 
         memory.measure_phases({"libraries": lambda: build_wide_model(where)(
             torch.ones(1, 4, dtype=torch.long, device=where))})
-        measured = peak_above_rest(step)
+        # Twice: what a library's thread frees meanwhile, of earlier tests, hides a part of the step's memory.
+        measured = max(peak_above_rest(step) for _ in range(2))
         parameters = list(models[0].parameters())
     rows = estimate_memory(models[0], {}, optimizer="adam", optimizer_bytes=optimizer_state_bytes("adam", parameters),
                            largest={}, costs={})
