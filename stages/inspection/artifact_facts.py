@@ -38,14 +38,14 @@ def describe_artifact(folder: Path) -> dict[str, Any]:
             "ancestry": trace_ancestry(record), **_read_contents(folder, problems)}
 
 
-def read_last_rows(path: Path, problems: list[str] | None = None) -> list[dict]:
+def read_last_rows(path: Path, problems: list[str]) -> list[dict]:
     """Return the last rows of a series (JSONL), oldest first; [] without one.
 
     A last line without its end is being written at this moment, or was when the machine went down: it is a problem.
     """
     rows = [_parse_row(line.encode("utf-8", "surrogateescape"))
             for line in read_last_lines(path, errors="surrogateescape")]  # not UTF-8: no row
-    if None in rows and problems is not None:
+    if None in rows:
         problems.append(f"{path.name}: {rows.count(None)} lines at its end are no rows")
     return [row for row in rows if row is not None]
 

@@ -47,6 +47,16 @@ struct alignas(64) Registers {
     }
 };
 
+// Add the products of the inputs from FIRST on to the sums; numbers of registers are a part of the instructions.
+#define ADD_PRODUCTS(FIRST, X, WEIGHTS)                        \
+    _tile_loadd(X, x + (FIRST), stride);                       \
+    _tile_loadd(WEIGHTS, packed + (FIRST) * SIMD_WIDTH, 64);   \
+    _tile_dpbf16ps(0, X, WEIGHTS);                             \
+    if constexpr (VECTORS > 1) {                               \
+        _tile_loadd(WEIGHTS, next + (FIRST) * SIMD_WIDTH, 64); \
+        _tile_dpbf16ps(1, X, WEIGHTS);                         \
+    }
+
 // As product, below.
 template <int VECTORS>
 inline void unit_product(float *sums, const BFloat16 *x, const Packed &matrix, int64_t rows, int64_t first) {
@@ -57,22 +67,10 @@ inline void unit_product(float *sums, const BFloat16 *x, const Packed &matrix, i
     _tile_zero(0);
     _tile_zero(1);
     for (int64_t k = 0; k < end; k += UNIT_INPUTS) {
-        _tile_loadd(2, x + k, stride);
-        _tile_loadd(3, packed + k * SIMD_WIDTH, 64);
-        _tile_dpbf16ps(0, 2, 3);
-        if constexpr (VECTORS > 1) {
-            _tile_loadd(3, next + k * SIMD_WIDTH, 64);
-            _tile_dpbf16ps(1, 2, 3);
-        }
+        ADD_PRODUCTS(k, 2, 3)
     }
     if (last) {
-        _tile_loadd(4, x + end, stride);
-        _tile_loadd(5, packed + end * SIMD_WIDTH, 64);
-        _tile_dpbf16ps(0, 4, 5);
-        if constexpr (VECTORS > 1) {
-            _tile_loadd(5, next + end * SIMD_WIDTH, 64);
-            _tile_dpbf16ps(1, 4, 5);
-        }
+        ADD_PRODUCTS(end, 4, 5)
     }
     _tile_stored(0, sums, VECTORS * 64);
     if constexpr (VECTORS > 1) _tile_stored(1, sums + SIMD_WIDTH, VECTORS * 64);

@@ -26,9 +26,8 @@ from stages.modeling.torch_setup import product_dtype
 MAX_ROWS = 64  # more rows are as fast by torch
 MULTIPLE = 16  # outputs of a vector
 UPDATE_ROWS = 2048  # tokens of a forward pass, about
-MATRIX_UNIT = 0  # the processor's (AMX) adds the inputs
-# Inputs that oneDNN adds before it adds their sum; None: all.
-BLOCKS = (MATRIX_UNIT, None, 1024, 512, 768, 384, 256, 128, 64)
+MATRIX_UNIT, ALL = 0, 1 << 30  # the processor's (AMX) adds the inputs; all inputs are added one after the other
+BLOCKS = (MATRIX_UNIT, ALL, 1024, 512, 768, 384, 256, 128, 64)  # inputs that oneDNN adds before it adds their sum
 
 
 class _Packed(Structure):
@@ -121,8 +120,8 @@ def summed_inputs(outputs: int, inputs: int) -> int | None:
     # Of the rows of an update: with fewer, oneDNN may add in another order.
     expected = functional.linear(x.repeat(UPDATE_ROWS // MULTIPLE, 1), weight)[:MULTIPLE]
     packed, out = pack_matrix(weight), torch.empty_like(expected)
-    blocks = BLOCKS if load_library().has_matrix_unit() else BLOCKS[1:]
-    for block in (inputs if block is None else block for block in blocks):
+    has_matrix_unit = load_library().has_matrix_unit()
+    for block in (block for block in BLOCKS if block != MATRIX_UNIT or has_matrix_unit):
         layer = _Layer(_Packed(packed.data_ptr(), inputs, block))
         call("linear", x, x, addressof(layer), out, len(x), outputs)
         if torch.equal(out, expected):
