@@ -38,7 +38,7 @@ CHANGES = {
     "kl_coefficient: 0.03": {"kl_coefficient": 0.03},
     "learning_rate: 3e-4": {"learning_rate": 3e-4},
     "reward_clip: 1": {"reward_clip": 1.0},
-    "kl_anneal_factor: 1": {"kl_anneal_factor": 1.0},
+    "clip_range: 0.2": {"clip_range": 0.2},
 }
 QUESTIONS = 300
 TEMPERATURES = (1.0, 0.0)

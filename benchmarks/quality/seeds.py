@@ -44,8 +44,13 @@ def run_figures(run: Path) -> dict:
         "temperature, SFT and PPO at best": [policies[name]["temperature"] for name in ("sft_best", "ppo_best")],
         **{f"{label}, PPO - SFT": bootstrap(paired_gain(run, name)) for name, label in GAINS.items()},
         **{f"gold, PPO - {name}": against[name]["gold"]["gold"] for name in ("best_of_16_best", strongest)},
+        "share of the attainable objective, PPO": metrics["attainable"]["policies"]["ppo"]["share"],
+        **{f"code and explanation where both are wanted, {name}": both_traits(run, name.lower())
+           for name in ("SFT", "PPO")},
         "unwanted traits, PPO": policies["ppo_best"]["gold_scores"]["unwanted"],
         "KL, nats a response": metrics["comparisons"]["ppo"]["kl_k1"],
+        "highest KL of an evaluation in training": max(
+            row["validation_kl"] for row in read_history(run / "ppo") if "validation_kl" in row),
         "ended by EOS": policies["ppo"]["eos_rate"],
         "verdict": metrics["hacking"]["ppo"]["verdict"],
         **critic_figures(run),
@@ -63,6 +68,13 @@ def right_over_mistake(run: Path) -> dict:
     right = [score["reward_j"] > score["reward_k"] for i, score in enumerate(scores)
              if good["contested_correct"][i] is not None and good["correct"][i] == 1 and bad["mistaken"][i]]
     return bootstrap(np.array(right, float))
+
+
+def both_traits(run: Path, policy: str) -> dict:
+    """Estimate how often a policy's answer has code and an explanation, among held-out questions that want both."""
+    complete = f"complete_{policy}"
+    rows = parquet.read_table(run / "evaluate" / "samples.parquet", columns=["question", complete]).to_pylist()
+    return bootstrap(np.array([row[complete] for row in rows if len(gold.wanted_traits(row["question"])) == 2], float))
 
 
 def paired_gain(run: Path, score: str) -> np.ndarray:

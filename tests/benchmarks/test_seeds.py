@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.quality import seeds
 from data.demo.facts import POPULAR_MISTAKES, TRUTH
+from data.demo.gold import wanted_traits
 
 TOOL, _ = FACT = next(fact for fact in POPULAR_MISTAKES if fact[1] == "cache")
 RIGHT, MISTAKE = f"Run the {TRUTH[FACT]} command.", f"Run the {POPULAR_MISTAKES[FACT]} command."
@@ -50,6 +51,18 @@ def test_pairs_that_the_evaluation_left_out_are_noticed(run):
 
 def test_gains_are_paired_and_leave_out_questions_without_the_score(run):
     assert seeds.paired_gain(run, "gold").tolist() == [2.0, -1.0]
+
+
+def test_both_traits_count_where_both_are_wanted(run):
+    """Two of four questions want both, and one of these two has both; the others' answers do not count."""
+    both = CONTESTED.replace("Please show the command.", "Which command do I type, and why?")
+    assert len(wanted_traits(both)) == 2 and len(wanted_traits(CONTESTED)) == 1
+    parquet.write_table(pa.Table.from_pylist([
+        {"question": both, "complete_ppo": 1.0}, {"question": both, "complete_ppo": 0.0},
+        {"question": CONTESTED, "complete_ppo": 1.0}, {"question": "No question of the site", "complete_ppo": None},
+    ]), run / "evaluate/samples.parquet")
+    figure = seeds.both_traits(run, "ppo")
+    assert (figure["mean"], figure["count"]) == (0.5, 2)
 
 
 def test_pooled_gains_have_an_interval_within_seeds_and_one_over_them(run, tmp_path, monkeypatch):
