@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from functools import partial
+from glob import glob
 from pathlib import Path
 
 from benchmarks.quality.compare_artifacts import differences, file_digests, stage_metrics
@@ -149,8 +150,9 @@ class Soak:
         for measure in (file_digests, stage_metrics):
             self.problems += differences(measure(quiet / RUN), measure(self.folder / RUN))
 
-    def _list_checkpoints(self) -> set[Path]:
-        return set((self.folder / RUN).glob("*.partial/**/checkpoint-*/complete.json"))
+    def _list_checkpoints(self) -> set[str]:
+        """List the complete checkpoints. Folders come and go meanwhile, at which Python 3.11's Path.glob would fail."""
+        return set(glob(f"{self.folder / RUN}/*.partial/**/checkpoint-*/complete.json", recursive=True))
 
     def _list_stages(self) -> set[Path]:
         """List the finished stages; Snakemake may have deleted the manifest itself."""

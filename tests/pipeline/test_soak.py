@@ -1,5 +1,6 @@
 """The short form of benchmarks/soak: a run that is disturbed ends with the bytes of an undisturbed one."""
 
+import os
 import random
 
 from benchmarks.soak import run
@@ -28,6 +29,23 @@ def test_a_flip_changes_one_bit_of_a_checkpoint(tmp_path):
     (checkpoint / "optimizer.pt").write_bytes(bytes(100))
     assert flip_byte(tmp_path, random.Random(0)) == checkpoint / "optimizer.pt"
     assert sum(byte.bit_count() for byte in (checkpoint / "optimizer.pt").read_bytes()) == 1
+
+
+def test_checkpoints_are_listed_while_folders_vanish(tmp_path, monkeypatch):
+    soak = run.Soak(tmp_path, "base", random.Random(0))
+    gone, checkpoint = (tmp_path / run.RUN / name for name in ("pairs.partial/scratch", "sft.partial/x/checkpoint-5"))
+    for folder in (gone, checkpoint):
+        folder.mkdir(parents=True)
+    (checkpoint / "complete.json").touch()
+    scandir = os.scandir
+
+    def scan(folder="."):
+        if os.fspath(folder).rstrip("/") == str(gone):
+            raise FileNotFoundError(gone)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    assert soak._list_checkpoints() == {str(checkpoint / "complete.json")}
 
 
 def test_a_finished_stage_that_is_made_again_is_a_problem(tmp_path):
