@@ -49,11 +49,9 @@ def run_figures(run: Path) -> dict:
            for name in ("SFT", "PPO")},
         "unwanted traits, PPO": policies["ppo_best"]["gold_scores"]["unwanted"],
         "KL, nats a response": metrics["comparisons"]["ppo"]["kl_k1"],
-        "highest KL of an evaluation in training": max(
-            row["validation_kl"] for row in read_history(run / "ppo") if "validation_kl" in row),
         "ended by EOS": policies["ppo"]["eos_rate"],
         "verdict": metrics["hacking"]["ppo"]["verdict"],
-        **critic_figures(run),
+        **training_figures(run),
     }
 
 
@@ -83,12 +81,15 @@ def paired_gain(run: Path, score: str) -> np.ndarray:
     return gain[~np.isnan(gain)]
 
 
-def critic_figures(run: Path) -> dict:
-    """Average what the critic explains over the last iterations, and the clip fraction over all."""
-    rows = [row for row in read_history(run / "ppo") if "clip_fraction" in row]
+def training_figures(run: Path) -> dict:
+    """Average what the critic explains over the last iterations, and the clip fraction over all; find the highest KL.
+    """
+    history = read_history(run / "ppo")
+    rows = [row for row in history if "clip_fraction" in row]
     explained = [row["explained_variance"] for row in rows[-LAST_ITERATIONS:]]
     return {"explained variance, at the end": float(np.mean(explained)),
-            "clip fraction": float(np.mean([row["clip_fraction"] for row in rows]))}
+            "clip fraction": float(np.mean([row["clip_fraction"] for row in rows])),
+            "highest KL of an evaluation": max(row["validation_kl"] for row in history if "validation_kl" in row)}
 
 
 def pool_gains(runs: list[Path]) -> dict:

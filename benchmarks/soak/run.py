@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from functools import partial
-from glob import glob
+from glob import escape, glob
 from pathlib import Path
 
 from benchmarks.quality.compare_artifacts import differences, file_digests, stage_metrics
@@ -152,7 +152,8 @@ class Soak:
 
     def _list_checkpoints(self) -> set[str]:
         """List the complete checkpoints. Folders come and go meanwhile, at which Python 3.11's Path.glob would fail."""
-        return set(glob(f"{self.folder / RUN}/*.partial/**/checkpoint-*/complete.json", recursive=True))
+        return set(glob(f"{escape(str(self.folder / RUN))}/*.partial/**/checkpoint-*/complete.json",
+                        recursive=True, include_hidden=True))
 
     def _list_stages(self) -> set[Path]:
         """List the finished stages; Snakemake may have deleted the manifest itself."""

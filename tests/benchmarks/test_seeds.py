@@ -76,10 +76,12 @@ def test_the_critic_is_judged_by_its_last_iterations(tmp_path):
     rows = [{"iteration": i, "explained_variance": float(i), "clip_fraction": 0.1 * i} for i in range(20)]
     (tmp_path / "ppo").mkdir()
     (tmp_path / "ppo/history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows)
-                                                + json.dumps({"iteration": 19, "validation_reward": 1.0}) + "\n")
-    figures = seeds.critic_figures(tmp_path)
+                                                + json.dumps({"iteration": 9, "validation_kl": 3.5}) + "\n"
+                                                + json.dumps({"iteration": 19, "validation_kl": 2.5}) + "\n")
+    figures = seeds.training_figures(tmp_path)
     assert figures["explained variance, at the end"] == sum(range(10, 20)) / 10
     assert figures["clip fraction"] == pytest.approx(0.1 * sum(range(20)) / 20)
+    assert figures["highest KL of an evaluation"] == 3.5
 
 
 def test_the_table_has_a_column_a_run(run):
