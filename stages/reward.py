@@ -195,8 +195,8 @@ def load_untrained(config: Reward, base: Path):
 def train_member(config: Reward, out: Path, base: Path, plain: PlainOutputs, tokenizer, data: RewardData,
                  logs: TrainingLogger) -> None:
     """Train one model into `out`; scoring.json is written last. plain: of the base."""
-    torch.manual_seed(config.seed)
     model = load_untrained(config, base)
+    torch.manual_seed(config.seed)  # after Transformers has drawn a head, on a GPU with the GPU's generator
     initialise_head(model, torch.Generator().manual_seed(config.seed), config.pooling)
     if config.tune == "lora":
         model = lora.add_lora(model, precision=config.precision, scorer=True, **vars(config.lora))

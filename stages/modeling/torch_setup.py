@@ -48,7 +48,7 @@ def product_dtype(x: torch.Tensor) -> torch.dtype:
 
 @contextmanager
 def allow_nondeterministic() -> Iterator[None]:
-    """Let torch call kernels for a GPU that it does not call deterministic, without the warning that they are not."""
+    """Let torch call kernels for a GPU that it does not call deterministic, which it otherwise refuses."""
     if not torch.are_deterministic_algorithms_enabled():
         yield
         return
@@ -56,7 +56,7 @@ def allow_nondeterministic() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(True)
 
 
 def _set_up_gpu() -> None:
@@ -68,7 +68,7 @@ def _set_up_gpu() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with a fixed workspace only
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    torch.use_deterministic_algorithms(True, warn_only=True)  # an operation without such a kernel runs all the same
+    torch.use_deterministic_algorithms(True)  # not warn_only: attention would then sum its gradients in any order
     torch.utils.deterministic.fill_uninitialized_memory = False  # a help in debugging that costs time
 
 

@@ -34,8 +34,9 @@ class Head(nn.Module):
 
     def __init__(self, hidden_size: int, outputs: int, device: torch.device):
         super().__init__()
-        self.hidden = nn.Linear(hidden_size, 2 * hidden_size, device=device, dtype=torch.float32)
-        self.out = nn.Linear(2 * hidden_size, outputs, device=device, dtype=torch.float32)
+        # Drawn on the CPU: a GPU's generator would draw other weights.
+        self.hidden = nn.Linear(hidden_size, 2 * hidden_size, dtype=torch.float32).to(device)
+        self.out = nn.Linear(2 * hidden_size, outputs, dtype=torch.float32).to(device)
 
     def features(self, states: torch.Tensor) -> torch.Tensor:
         """Compute the hidden layer's activations [M, 2 D]."""

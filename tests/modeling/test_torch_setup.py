@@ -29,7 +29,7 @@ def test_fp32_is_fp32_and_results_repeat(gpu):
     torch_setup.prepare()
     assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
-    assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
+    assert torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert not torch.utils.deterministic.fill_uninitialized_memory
 
@@ -57,6 +57,7 @@ def test_sampling_calls_the_cumulative_sum_that_torch_would_refuse(gpu, monkeypa
     monkeypatch.setattr(torch.Tensor, "cumsum", recorded)
     sampler.sample_token(torch.randn(2, 9), 1.0, torch.rand(2).double())
     assert states == [False] and torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def steps(weight, optimizer, count):

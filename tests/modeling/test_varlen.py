@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.attention import varlen as torch_varlen
 
+from stages.modeling import torch_setup
 from stages.modeling.load import load_causal
 from stages.modeling.packed import attention, forward, varlen
 from stages.modeling.packed.sequences import pack, pack_responses
@@ -148,3 +149,22 @@ def test_what_the_kernel_cannot_compute_is_padded(monkeypatch, dtype, width, cap
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     query = SimpleNamespace(device=torch.device("cuda"), shape=(1, 4, 16, width))
     assert varlen.supports(query, dtype) is expected
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("window", [None, 300])
+def test_gradients_repeat_to_the_bit_on_a_gpu(dtype, window, device):
+    """Of rows so long that many blocks of keys add to one query's gradient; by the varlen kernel and the fused one."""
+    torch_setup.prepare()
+    batch = pack([[7] * length for length in (1500, 700, 900)], torch.device(device))
+    states = [gaussian(1, 8, batch.input_ids.shape[1], 64, seed=i).to(device, dtype).requires_grad_() for i in range(3)]
+
+    def gradients() -> list[torch.Tensor]:
+        out, _ = attention.attend(None, *states, None, 0.1, sliding_window=window, batch=batch)
+        return torch.autograd.grad(out.square().sum(), states)
+
+    first = gradients()
+    assert all(gradient.abs().sum() > 0 for gradient in first)
+    for _ in range(10):
+        assert all(map(torch.equal, gradients(), first))
