@@ -12,6 +12,7 @@ from torch.nn import functional
 from stages.modeling.cpu_kernels import attention as kernels
 from stages.modeling.cpu_kernels.build import supports
 from stages.modeling.packed.sequences import PackedBatch, round_up_columns
+from stages.modeling.torch_setup import allow_nondeterministic
 
 GROWTH_COLUMNS = 32
 
@@ -48,21 +49,22 @@ class PackedKVCache:
         if self.cpu_kernels:
             kernels.append_key_value(key[:, :, 0], value[:, :, 0], *self.layers[layer_idx], self.lengths)
             return self.layers[layer_idx]
-        row = torch.arange(len(self.lengths), device=key.device)
-        for buffer, new in zip(self.layers[layer_idx], (key, value), strict=True):
-            buffer[row, :, self.lengths - 1] = new[:, :, 0].to(buffer.dtype)
+        with allow_nondeterministic():  # each place is written once; the kernel for several sorts the indices first
+            for buffer, new in zip(self.layers[layer_idx], (key, value), strict=True):
+                buffer[self._rows, :, self._last] = new[:, :, 0].to(buffer.dtype)
         return self.layers[layer_idx]
 
     def step(self) -> torch.Tensor:
         """Make room for one more token in each row; return the tokens' positions [B, 1]."""
         self.prompts, self.lengths, self.longest = None, self.lengths + 1, self.longest + 1
+        self._rows, self._last = torch.arange(len(self.lengths), device=self.lengths.device), self.lengths - 1
         self._masks = {}
         if self.longest > self.columns:
             self.columns += GROWTH_COLUMNS
             sizes = ((0, GROWTH_COLUMNS) if self.cpu_kernels else (0, 0, 0, GROWTH_COLUMNS)), (0, 0, 0, GROWTH_COLUMNS)
             for index, layer in enumerate(self.layers):  # one by one, to free each old buffer
                 self.layers[index] = tuple(functional.pad(x, size) for x, size in zip(layer, sizes, strict=True))
-        return (self.lengths - 1)[:, None]
+        return self._last[:, None]
 
     def select_rows(self, rows: torch.Tensor) -> None:
         """Drop all other rows."""

@@ -247,7 +247,8 @@ class GenerationState:
     def append(self, drawn: SampledTokens, values: torch.Tensor | None) -> torch.Tensor | None:
         """Append one token to each row of the batch; return the batch's rows that remain, or None if all do."""
         if values is not None:
-            self._stats[:, self.rows, self.steps] = torch.stack([drawn.logprobs, values.float(), drawn.entropy])
+            with allow_nondeterministic():  # as in PackedKVCache.update
+                self._stats[:, self.rows, self.steps] = torch.stack([drawn.logprobs, values.float(), drawn.entropy])
         self.steps += 1
         for row, token in zip(self.rows, drawn.tokens.tolist(), strict=True):
             if not self.done[row]:

@@ -83,3 +83,9 @@ def test_a_named_card_is_planned_in_three_seconds_without_torch():
             "assert 'torch' not in sys.modules and own.ru_utime + own.ru_stime < 3, own")
     subprocess.run([sys.executable, "-c", code, "--recipe", "configs/stackllama.yaml", "--device", "4090"], check=True,
                    capture_output=True)
+
+
+def test_on_a_card_the_hours_are_a_lower_end(capsys, monkeypatch):
+    monkeypatch.setattr(hardware, "list_cards", lambda: [("NVIDIA H200", 140.0)])
+    _, _, error = run(capsys, *TINY, "--stages", "base", "ppo")
+    assert error.startswith("the plan: at least ") and "(NVIDIA H200)" in error
