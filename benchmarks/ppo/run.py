@@ -21,8 +21,8 @@ that is not there is reported as missing, and its ratios are null. Each: python3
 
 --gpu: random LLaMA shapes of 1B and 7B in bf16, batch 32, prompts of 256, responses of 128, wall seconds and tokens a
 second by phase. A test runs the same code on a CPU at a tiny shape; docs/gpu.md has what an H200 gave. How to read it:
-a token step of the 7B model reads 13 GB of weights, 3 ms at 4.3 TB/s, while plain `generate` spends 25-30 ms per step on
-Python and launches. So "decode / floor" near 1-2 means that memory bounds decoding, as it should; near 10, that
+a token step of the 7B model reads 13 GB of weights, 3 ms at 4.3 TB/s, while plain `generate` spends 25-30 ms per step
+on Python and launches. So "decode / floor" near 1-2 means that memory bounds decoding, as it should; near 10, that
 launches do. The goals are a step at least 3 times as fast as legacy TRL's, and decoding within 2 times the floor.
 """
 
