@@ -15,6 +15,7 @@ MEMORY_WORDS = ("(?i)out of memory|not enough memory|(can't|cannot|unable to) al
                 "|can't start new thread|could not create a primitive")  # of torch, numpy, C++
 # Without an errno: of Rust, as a bare Exception (tokenizers), and of numpy, as an OSError.
 FULL_WORDS = "No space left on device|Disk quota exceeded|Not enough free space to write"
+UNREPEATABLE_WORDS = "does not have a deterministic implementation"  # of torch, for a GPU (modeling/torch_setup.py)
 MIN_FREE_BYTES = 1 << 20  # with less, an error of a library that names no cause is that of a full disk
 TEXT_CHARACTERS = 200
 
@@ -24,6 +25,9 @@ def describe_failure(error: BaseException, out: Path) -> str | None:
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or re.search(MEMORY_WORDS, text):
         return f"out of memory: take smaller batches or microbatches, or a machine with more ({text[:TEXT_CHARACTERS]})"
+    if UNREPEATABLE_WORDS in text:
+        return (f"this base needs an operation whose results do not repeat on a GPU: put CUDA_VISIBLE_DEVICES= before "
+                f"the command to compute on the CPU, or take another base ({text[:TEXT_CHARACTERS]})")
     folder = nearest_folder(out)
     free_bytes = shutil.disk_usage(folder).free
     is_of_safetensors = type(error).__name__ == "SafetensorError"  # by name: an import would delay every command

@@ -156,6 +156,8 @@ class SafetensorError(Exception):
     (SafetensorError("header too large"), 1 << 40, "a file of weights cannot be read or written: header too large"),
     (RuntimeError("[enforce fail] . DefaultCPUAllocator: can't allocate memory: you tried"), 1 << 40, "out of memory:"),
     (MemoryError(), 1 << 40, "out of memory: take smaller batches"),
+    (RuntimeError("kthvalue CUDA does not have a deterministic implementation, but you set"), 1 << 40,
+     "this base needs an operation whose results do not repeat on a GPU"),
     (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), 1 << 40, "out of memory:"),
     (RuntimeError("std::bad_alloc"), 1 << 40, "out of memory:"),
     (ImportError("libtorch_cpu.so: failed to map segment from shared object"), 1 << 40, "out of memory:"),
