@@ -115,8 +115,10 @@ def run_in_turns(
                 say(f"{contender.name}: {error}")
                 continue
             runs.setdefault(contender.name, []).append(run)
-            cpu, wall = (median(step[kind] for step in run["steps"]) for kind in ("cpu", "wall"))
-            say(f"{number + 1}/{setting.rounds} {contender.name}: {cpu:.2f} CPU s, {wall:.2f} s a step")
+            medians = summarise_runs([run], shape)
+            phases = ", ".join(f"{name} {seconds['wall']:.2f}" for name, seconds in medians["phases"].items())
+            say(f"{number + 1}/{setting.rounds} {contender.name}: {medians['cpu']:.2f} CPU s, {medians['wall']:.2f} s "
+                f"a step ({phases})")
     return {name: results for name, results in runs.items() if name not in missing}, missing
 
 
