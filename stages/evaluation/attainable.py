@@ -128,19 +128,28 @@ def measure_attainable(comparison: PolicyComparison, objectives: dict[str, Objec
     policies = {}
     for name, objective in objectives.items():
         if objective:
-            own = objective.shape(scores[name]["reward"], comparison.answers[name].ended)
+            own, one = (objective.shape(scores[writer]["reward"], comparison.answers[writer].ended)
+                        for writer in (name, comparison.start))
             policies[name] = compare_with_optimum(
                 objective.shape(rewards, ended).reshape(prompts, -1), own - objective.beta * scores[name]["kl_k1"],
-                objective.beta, **bootstrap)
+                one, objective.beta, **bootstrap)
     return {"samples": len(rewards) // prompts, "curve": tilt_curve(rewards.reshape(prompts, -1)), "policies": policies}
 
 
-def compare_with_optimum(rewards: np.ndarray, own: np.ndarray, beta: float, *, samples: int, seed: int) -> dict:
-    """Compare a policy's objective [N] with the optimum, from rewards [N, S] of its start; see measure_attainable."""
+def compare_with_optimum(rewards: np.ndarray, own: np.ndarray, one: np.ndarray, beta: float, *, samples: int, seed: int
+                         ) -> dict:
+    """Compare a policy's objective [N] with the optimum, from rewards [N, S] of its start; see measure_attainable.
+
+    one: rewards [N] of a further answer of the start, drawn with the policy's random numbers: a control variate of the
+    share, which is then 0 for a policy that is the start.
+    """
     start, prompts = rewards.mean(1), np.arange(len(rewards))
+    control, variance = one - start, np.var(one - start)
+    slope = np.cov(own - start, control, bias=True)[0, 1] / variance if variance else 0.0
     gain = np.where(rewards.max(1) > rewards.min(1), attainable_objective(rewards, beta) - start, 0.0)
     estimate_mean = partial(bootstrap_mean, samples=samples, seed=seed)
     return {"optimum": measure_optimum(rewards, beta, estimate_mean),
             "objective": estimate_mean(own, prompts), "start": estimate_mean(start, prompts),
-            "share": bootstrap_statistic(lambda sums: sums[0] / sums[1], np.stack([own - start, gain]), prompts,
+            "share": bootstrap_statistic(lambda sums: sums[0] / sums[1],
+                                         np.stack([own - start - slope * control, gain]), prompts,
                                          samples=samples, seed=seed)}

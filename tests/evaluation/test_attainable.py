@@ -71,18 +71,42 @@ def draw_bandit(questions: int, samples: int, beta: float):
 
 def test_a_policy_tilted_exactly_has_the_whole_share():
     rewards, own, kl = draw_bandit(questions=300, samples=512, beta=0.5)
-    measured = compare_with_optimum(rewards, own - 0.5 * kl, 0.5, **BOOTSTRAP)
+    measured = compare_with_optimum(rewards, own - 0.5 * kl, rewards[:, 0], 0.5, **BOOTSTRAP)
     share = measured["share"]
     assert share["low"] < 1 < share["high"] and share["high"] - share["low"] < 0.05 and measured["optimum"]["settled"]
-    start = compare_with_optimum(rewards, rewards[:, 0], 0.5, **BOOTSTRAP)["share"]
+    start = compare_with_optimum(rewards, rewards[:, 0], rewards[:, 1], 0.5, **BOOTSTRAP)["share"]
     assert start["low"] < 0 < start["high"]
-    assert compare_with_optimum(rewards, rewards.mean(1), 0.5, **BOOTSTRAP)["share"]["mean"] == pytest.approx(0)
+    means = rewards.mean(1)
+    assert compare_with_optimum(rewards, means, means, 0.5, **BOOTSTRAP)["share"]["mean"] == pytest.approx(0)
+
+
+def test_a_policy_that_is_its_start_has_no_share():
+    """With few questions, too, where one answer is far from the mean of others."""
+    rewards = np.random.default_rng(3).normal(size=(8, 4))
+    one = np.random.default_rng(4).normal(size=8) + 2
+    share = compare_with_optimum(rewards, one, one, 0.5, **BOOTSTRAP)["share"]
+    assert [share[name] for name in ("mean", "low", "high")] == pytest.approx([0, 0, 0], abs=1e-9)
+
+
+def test_an_answer_by_the_same_random_numbers_narrows_the_interval_and_moves_no_mean():
+    generator, errors, widths = np.random.default_rng(5), {}, {}
+    for _ in range(200):
+        rewards, one = generator.normal(size=(100, 16)), generator.normal(size=100)
+        own = 0.8 * one + 0.3 + generator.normal(size=100) * 0.6  # the policy gains 0.3 for certain
+        for name, control in (("with", one), ("without", rewards.mean(1))):
+            measured = compare_with_optimum(rewards, own, control, 1.0, samples=50, seed=0)
+            gain = measured["optimum"]["objective"]["mean"] - measured["start"]["mean"]
+            errors.setdefault(name, []).append(measured["share"]["mean"] * gain - 0.3)
+            widths.setdefault(name, []).append(measured["share"]["high"] - measured["share"]["low"])
+    assert abs(np.mean(errors["with"])) < 4 * np.std(errors["with"]) / math.sqrt(200)
+    assert np.std(errors["with"]) < 0.75 * np.std(errors["without"])
+    assert np.mean(widths["with"]) < 0.75 * np.mean(widths["without"])
 
 
 def test_the_share_is_the_ratio_of_mean_gains_and_not_the_mean_of_ratios():
     rewards, own = np.array([[0.0, 1.0], [0.0, 10.0]]), np.array([0.75, 9.0])
     gains = [beta_log_mean(row, 0.5) - sum(row) / 2 for row in rewards.tolist()]
-    share = compare_with_optimum(rewards, own, 0.5, **BOOTSTRAP)["share"]
+    share = compare_with_optimum(rewards, own, rewards.mean(1), 0.5, **BOOTSTRAP)["share"]
     assert share["mean"] == pytest.approx((0.25 + 4.0) / sum(gains), rel=1e-12)
 
 
@@ -103,13 +127,14 @@ def test_the_estimate_rises_with_the_number_of_samples_until_it_is_settled():
 
 @pytest.mark.parametrize("rewards", [[[0.1, 0.1, 0.1]], [[2.0]], [[0.1] * 3, [0.7] * 3]])
 def test_without_a_better_sample_the_share_is_not_defined(rewards):
-    measured = compare_with_optimum(np.array(rewards), np.array([5.0] * len(rewards)), 0.1, **BOOTSTRAP)
+    rewards = np.array(rewards)
+    measured = compare_with_optimum(rewards, np.array([5.0] * len(rewards)), rewards[:, 0], 0.1, **BOOTSTRAP)
     assert measured["share"] is None and measured["optimum"]["kl"]["mean"] == pytest.approx(0, abs=1e-12)
     assert measured["optimum"]["objective"]["mean"] == pytest.approx(np.mean(rewards))
 
 
 def test_one_question_has_a_share_without_an_interval():
-    measured = compare_with_optimum(np.array([[0.0, 1.0]]), np.array([0.9]), 0.1, **BOOTSTRAP)
+    measured = compare_with_optimum(np.array([[0.0, 1.0]]), np.array([0.9]), np.array([1.0]), 0.1, **BOOTSTRAP)
     assert measured["share"]["mean"] == pytest.approx(0.4 / (beta_log_mean([0.0, 1.0], 0.1) - 0.5), rel=1e-9)
     assert measured["share"]["low"] is None
 
