@@ -130,9 +130,8 @@ def print_run(arguments: argparse.Namespace) -> None:
     planned = [stage for stage in plan.stages if stage.stage in names and stage.seconds is not None]
     if planned and os.getppid() == parent:  # the run has not ended
         seconds, peak = sum(stage.seconds for stage in planned), max(stage.peak_bytes for stage in planned)
-        about = "at least"  # on a card, where small models wait for launches
+        about = "about" if plan.hardware.is_processor else "at least"  # on a card, small models wait for launches
         if plan.hardware.is_processor:
-            about = "about"
             seconds += START_SECONDS * sum(name in WITHOUT_MODEL for name in names)
             peak += PROCESS_BYTES
         print_line(f"the plan: {about} {format_duration(seconds)} and at most {format_bytes(peak)} of memory, if "

@@ -144,12 +144,11 @@ def compare_with_optimum(rewards: np.ndarray, own: np.ndarray, one: np.ndarray, 
     share, which is then 0 for a policy that is the start.
     """
     start, prompts = rewards.mean(1), np.arange(len(rewards))
-    control, variance = one - start, np.var(one - start)
-    slope = np.cov(own - start, control, bias=True)[0, 1] / variance if variance else 0.0
+    gained, control = own - start, one - start
+    slope = np.cov(gained, control, bias=True)[0, 1] / control.var() if control.var() else 0.0
     gain = np.where(rewards.max(1) > rewards.min(1), attainable_objective(rewards, beta) - start, 0.0)
     estimate_mean = partial(bootstrap_mean, samples=samples, seed=seed)
     return {"optimum": measure_optimum(rewards, beta, estimate_mean),
             "objective": estimate_mean(own, prompts), "start": estimate_mean(start, prompts),
-            "share": bootstrap_statistic(lambda sums: sums[0] / sums[1],
-                                         np.stack([own - start - slope * control, gain]), prompts,
-                                         samples=samples, seed=seed)}
+            "share": bootstrap_statistic(lambda sums: sums[0] / sums[1], np.stack([gained - slope * control, gain]),
+                                         prompts, samples=samples, seed=seed)}

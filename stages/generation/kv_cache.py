@@ -27,6 +27,7 @@ class PackedKVCache:
     def __init__(self, prompts: PackedBatch, cpu_kernels: bool):
         self.prompts: PackedBatch | None = prompts
         self.lengths, self.longest = prompts.lengths, int(prompts.lengths.max())
+        self._rows = torch.arange(len(self.lengths), device=self.lengths.device)
         self.columns = round_up_columns(self.longest)
         column = torch.arange(self.columns, device=prompts.starts.device)
         self._gather = torch.where(column < self.lengths[:, None], prompts.starts[:, None] + column, 0).flatten()
@@ -57,8 +58,7 @@ class PackedKVCache:
     def step(self) -> torch.Tensor:
         """Make room for one more token in each row; return the tokens' positions [B, 1]."""
         self.prompts, self.lengths, self.longest = None, self.lengths + 1, self.longest + 1
-        self._rows, self._last = torch.arange(len(self.lengths), device=self.lengths.device), self.lengths - 1
-        self._masks = {}
+        self._last, self._masks = self.lengths - 1, {}
         if self.longest > self.columns:
             self.columns += GROWTH_COLUMNS
             sizes = ((0, GROWTH_COLUMNS) if self.cpu_kernels else (0, 0, 0, GROWTH_COLUMNS)), (0, 0, 0, GROWTH_COLUMNS)
@@ -67,8 +67,8 @@ class PackedKVCache:
         return self._last[:, None]
 
     def select_rows(self, rows: torch.Tensor) -> None:
-        """Drop all other rows."""
-        self.lengths = self.lengths[rows]
+        """Keep these rows only; one may become several."""
+        self.lengths, self._rows = self.lengths[rows], torch.arange(len(rows), device=rows.device)
         for index, (key, value) in enumerate(self.layers):
             self.layers[index] = key[rows], value[rows]
 

@@ -32,11 +32,10 @@ Q_HEADS = 2  # H: the smaller Q of an action counts
 class Head(nn.Module):
     """A perceptron D -> 2 D -> outputs."""
 
-    def __init__(self, hidden_size: int, outputs: int, device: torch.device):
+    def __init__(self, hidden_size: int, outputs: int):
         super().__init__()
-        # Drawn on the CPU: a GPU's generator would draw other weights.
-        self.hidden = nn.Linear(hidden_size, 2 * hidden_size, dtype=torch.float32).to(device)
-        self.out = nn.Linear(2 * hidden_size, outputs, dtype=torch.float32).to(device)
+        self.hidden = nn.Linear(hidden_size, 2 * hidden_size, dtype=torch.float32)
+        self.out = nn.Linear(2 * hidden_size, outputs, dtype=torch.float32)
 
     def features(self, states: torch.Tensor) -> torch.Tensor:
         """Compute the hidden layer's activations [M, 2 D]."""
@@ -53,10 +52,10 @@ class Head(nn.Module):
 class ILQLHeads(nn.Module):
     """The Q heads, their targets, which have no gradients, and the V head."""
 
-    def __init__(self, hidden_size: int, vocabulary_tokens: int, device: torch.device):
+    def __init__(self, hidden_size: int, vocabulary_tokens: int):
         super().__init__()
-        self.q_heads = nn.ModuleList(Head(hidden_size, vocabulary_tokens, device) for _ in range(Q_HEADS))
-        self.v_head = Head(hidden_size, 1, device)
+        self.q_heads = nn.ModuleList(Head(hidden_size, vocabulary_tokens) for _ in range(Q_HEADS))
+        self.v_head = Head(hidden_size, 1)
         self.target_q_heads = deepcopy(self.q_heads).requires_grad_(False)
 
     def forward(self, states: torch.Tensor, token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -97,7 +96,8 @@ class ILQLModel(PartialState):
         super().__init__()
         self.model, self.precision = model, precision
         vocabulary_tokens = self.causal_model.get_output_embeddings().out_features
-        self.heads = ILQLHeads(hidden_size(self.causal_model), vocabulary_tokens, model.device)
+        # Drawn on the CPU: a GPU's generator would draw other weights.
+        self.heads = ILQLHeads(hidden_size(self.causal_model), vocabulary_tokens).to(model.device)
 
     @property
     def causal_model(self):

@@ -65,7 +65,7 @@ def test_gradients_reach_q_and_v_as_published():
 
 
 def test_targets_are_polyak_averages():
-    heads = ILQLHeads(2, 3, torch.device("cpu"))
+    heads = ILQLHeads(2, 3)
     values = [torch.tensor(GOLDEN["inputs"][name]).view(3, 2) for name in ("head", "target")]
     with torch.no_grad():
         for module, value in zip((heads.q_heads, heads.target_q_heads), values, strict=True):
