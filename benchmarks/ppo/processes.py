@@ -115,22 +115,27 @@ def run_in_turns(
                 say(f"{contender.name}: {error}")
                 continue
             runs.setdefault(contender.name, []).append(run)
-            medians = summarise_runs([run], shape)
+            medians = take_medians(run["steps"])
             phases = ", ".join(f"{name} {seconds['wall']:.2f}" for name, seconds in medians["phases"].items())
             say(f"{number + 1}/{setting.rounds} {contender.name}: {medians['cpu']:.2f} CPU s, {medians['wall']:.2f} s "
                 f"a step ({phases})")
     return {name: results for name, results in runs.items() if name not in missing}, missing
 
 
+def take_medians(steps: list[dict]) -> dict:
+    """Take medians of the steps' seconds: in all, and by phase."""
+    names = dict.fromkeys(name for step in steps for name in step["phases"])
+    medians = {kind: median(step[kind] for step in steps) for kind in ("cpu", "wall", "foreign_cores")}
+    phases = {name: {kind: median(step["phases"].get(name, {}).get(kind, 0.0) for step in steps)
+                     for kind in ("cpu", "wall")} for name in names}
+    return medians | {"phases": phases}
+
+
 def summarise_runs(runs: list[dict], shape: Shape) -> dict:
     """Take medians over the steps of all runs of a contender, and the highest peak; tokens are those of responses."""
     steps = [step for run in runs for step in run["steps"]]
-    medians = {kind: median(step[kind] for step in steps) for kind in ("cpu", "wall", "foreign_cores")}
-    names = dict.fromkeys(name for step in steps for name in step["phases"])
-    phases = {name: {kind: median(step["phases"].get(name, {}).get(kind, 0.0) for step in steps)
-                     for kind in ("cpu", "wall")} for name in names}
-    tokens = shape.batch * shape.response
-    return medians | {"peak_mb": max(run["peak_mb"] for run in runs), "steps": len(steps), "phases": phases,
+    medians, tokens = take_medians(steps), shape.batch * shape.response
+    return medians | {"peak_mb": max(run["peak_mb"] for run in runs), "steps": len(steps),
                     "tokens_a_cpu_second": tokens / medians["cpu"], "tokens_a_second": tokens / medians["wall"],
                     "versions": runs[0]["versions"]}
 
