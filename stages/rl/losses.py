@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from stages.rewards.kl import kl_k3
 from stages.rl.trajectory import Trajectory
 
 RatioLevel = Literal["token", "sequence"]
@@ -44,9 +45,27 @@ def probability_ratio(
     A response's ratio is the product of its tokens' ratios, as in RLOO (arXiv 2402.14740; TRL's RLOOTrainer).
     """
     log_ratio = torch.where(mask.bool(), logprobs - old_logprobs, 0.0)
-    if level == "sequence":
-        log_ratio = torch.where(mask.bool(), log_ratio.sum(-1, keepdim=True), 0.0)
-    return log_ratio.exp()
+    return (log_ratio if level == "token" else _sum_responses(log_ratio, mask)).exp()
+
+
+def kl_in_loss(
+    logprobs: torch.Tensor, ref_logprobs: torch.Tensor, old_logprobs: torch.Tensor, mask: torch.Tensor,
+    level: RatioLevel, *, importance_weight: bool
+) -> torch.Tensor:
+    """Estimate the KL to the reference by k3 (arXiv 2402.03300, eq. 4), of each token or, at all of them, their sum.
+
+    importance_weight: multiply by the token's ratio of new to old probability, so that the gradient is that of the
+    token's KL (arXiv 2512.02556). level: 'sequence' gives the KL of the response, which belongs to its ratio.
+    """
+    kl = kl_k3(logprobs, ref_logprobs)
+    if importance_weight:
+        kl = kl * probability_ratio(logprobs, old_logprobs, mask, "token")
+    return kl if level == "token" else _sum_responses(kl, mask)
+
+
+def _sum_responses(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Give each response token the sum over its response, and 0 outside the mask."""
+    return torch.where(mask.bool(), x, 0.0).sum(-1, keepdim=True) * mask
 
 
 def policy_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: float) -> torch.Tensor:

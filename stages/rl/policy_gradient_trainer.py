@@ -27,6 +27,7 @@ from stages.rl.collect_rollouts import SamplingParams, collect_rollout
 from stages.rl.losses import (
     LossMean,
     RatioLevel,
+    kl_in_loss,
     masked_mean,
     masked_sum,
     minibatch_weights,
@@ -50,8 +51,7 @@ class UpdateSettings:
     """Settings of the update, named as in the recipe's sections; a minibatch's size is in rows.
 
     ratio_level: whose probability ratio is clipped, a token's or a response's. loss_mean: mean over all tokens, or over
-    responses of the mean over their tokens. kl_importance_weight: multiply the KL in the loss by the ratio, so that its
-    gradient is the KL's (arXiv 2512.02556).
+    responses of the mean over their tokens. kl_importance_weight: see `kl_in_loss`.
     responses_per_prompt: that are neighbours in a rollout. They are in one minibatch, which computes their prompt once.
     max_sampler_ratio: largest weight of `minibatch_weights`; None: no weights.
     """
@@ -259,7 +259,7 @@ def policy_gradient_loss(
     """Compute the loss of some rows as their share of a minibatch's mean, and STATISTICS summed over their tokens.
 
     Loss: clipped policy loss (arXiv 1707.06347, eq. 7) + value_coefficient * clipped value loss
-    + kl_coefficient * KL to the reference (k3; arXiv 2402.03300, eq. 4). `minibatch_weights` weight the first.
+    + kl_coefficient * `kl_in_loss`. `minibatch_weights` weight the first.
     roles: of `Policy.separate_roles`; the loss and the statistics of another one are 0.
     """
     index = rows.tolist()
@@ -274,7 +274,8 @@ def policy_gradient_loss(
         weights = minibatch_weights(trajectory, rows, new.mask, settings.ratio_level, settings.max_sampler_ratio)
         loss = sum_means(policy_loss(ratio, advantages, settings.clip_range) * weights, new.mask, settings.loss_mean)
         if kl_coefficient:
-            kl = kl_k3(new.logprobs, ref_logprobs) * (ratio if settings.kl_importance_weight else 1.0)
+            kl = kl_in_loss(new.logprobs, ref_logprobs, old_logprobs, new.mask, settings.ratio_level,
+                            importance_weight=settings.kl_importance_weight)
             loss = loss + kl_coefficient * sum_means(kl, new.mask, settings.loss_mean)
         with torch.no_grad():
             clipped = ((ratio - 1).abs() > settings.clip_range).float()

@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from statistics import mean, stdev
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from stages.rewards.kl import kl_penalised_rewards
 from stages.rl.advantages import GROUP_EPSILON, grpo_advantages, rloo_advantages
-from stages.rl.losses import probability_ratio, sum_means
+from stages.rl.losses import kl_in_loss, probability_ratio, sum_means
 from stages.rl.policy_gradient_trainer import update_policy
 from stages.rl.trajectory import Trajectory, score_rollout
 from tests.rl import test_ppo_learns_bandit as bandit
@@ -80,6 +81,24 @@ def test_ratios_and_means_against_plain_python():
     assert float(sum_means(x, mask, "sequence")) == pytest.approx(sum(sum(row) / len(row) for row in rows))
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_kl_in_the_loss_has_the_gradient_of_each_tokens_kl(level):
+    """Of all responses of two tokens, weighted by their probabilities; what precedes a token is taken as fixed."""
+    logits, reference = (torch.randn(3, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+                         for seed in range(2))  # row 0: of the first token; 1 + first: of the second
+    logits.requires_grad_()
+    new, ref = logits.log_softmax(-1), reference.log_softmax(-1)
+    firsts, seconds = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
+    mask = torch.ones(4, 2, dtype=torch.float64)
+    tokens, ref_tokens = (torch.stack([table[0, firsts], table[1 + firsts, seconds]], 1) for table in (new, ref))
+    kl = kl_in_loss(tokens, ref_tokens, tokens.detach(), mask, level, importance_weight=True)
+    actual = (kl.sum(-1) if level == "token" else kl.mean(-1)) @ tokens.detach().sum(-1).exp()
+    exact = ((new.exp() * (new - ref)).sum(-1) * torch.cat([torch.ones(1), new[0].detach().exp()])).sum()
+    assert actual.item() == pytest.approx(exact.item(), abs=1e-12)
+    gradients = [torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (actual, exact)]
+    assert torch.allclose(*gradients, atol=1e-12)
+
+
 # GRPO's mean over a group has the response itself in it: on average its advantage is (k - 1) / k of the other one, and
 # its KL coefficient must be, too, for the same optimum.
 GROUP = 8
@@ -89,11 +108,14 @@ METHODS = {
              {"ratio_level": "sequence", "loss_mean": "sequence"}, 0.0),
     "grpo": (partial(grpo_advantages, responses_per_prompt=GROUP, scale_rewards="none"), "loss",
              {"loss_mean": "sequence", "kl_importance_weight": True}, bandit.BETA * (GROUP - 1) / GROUP),
+    "grpo, ratio of the response": (
+        partial(grpo_advantages, responses_per_prompt=GROUP, scale_rewards="none"), "loss",
+        {"ratio_level": "sequence", "loss_mean": "sequence", "kl_importance_weight": True},
+        bandit.BETA * (GROUP - 1) / GROUP),
 }
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "seed"), [*product(["rloo", "grpo"], SEEDS), ("grpo, ratio of the response", 0)])
 def test_they_go_95_percent_of_the_way_to_the_optimum(method, seed):
     """As the bandit's PPO test, with half its passes over a rollout."""
     estimate, kl_in, loss, kl_coefficient = METHODS[method]

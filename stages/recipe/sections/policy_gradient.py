@@ -182,4 +182,6 @@ class Grpo(GroupedPolicyGradient):
     loss_mean: Literal["token", "sequence"] = setting(
         "sequence", "the loss is a mean over responses of the mean over their tokens [GRPO paper], or over all tokens "
         "of a minibatch [DAPO, arXiv 2503.14476]")
-    ratio_level = "token"  # no setting
+    ratio_level: Literal["token", "sequence"] = setting(
+        "token", "whose probability ratio is clipped and whose KL is in the loss, a token's or a whole response's "
+        "[GRPO paper: token; RLOO: sequence]", absent_means="token")
