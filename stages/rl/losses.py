@@ -52,10 +52,10 @@ def kl_in_loss(
     logprobs: torch.Tensor, ref_logprobs: torch.Tensor, old_logprobs: torch.Tensor, mask: torch.Tensor,
     level: RatioLevel, *, importance_weight: bool
 ) -> torch.Tensor:
-    """Estimate the KL to the reference by k3 (arXiv 2402.03300, eq. 4), of each token or, at all of them, their sum.
+    """Estimate the KL to the reference by k3 (arXiv 2402.03300, eq. 4): of each token, or of its response ('sequence').
 
     importance_weight: multiply by the token's ratio of new to old probability, so that the gradient is that of the
-    token's KL (arXiv 2512.02556). level: 'sequence' gives the KL of the response, which belongs to its ratio.
+    token's KL (arXiv 2512.02556).
     """
     kl = kl_k3(logprobs, ref_logprobs)
     if importance_weight:
