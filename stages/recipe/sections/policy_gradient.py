@@ -174,8 +174,8 @@ class Grpo(GroupedPolicyGradient):
     kl_coefficient: float = setting(
         0.04, "coefficient of the KL (k3) in the loss, beta [GRPO paper; TRL: 0]", within=COEFFICIENT)
     kl_importance_weight: bool = setting(
-        True, "weight the KL in the loss by the probability ratio: its gradient is then that of the KL [TRL default, "
-        "DeepSeek-V3.2, arXiv 2512.02556; GRPO paper: off]")
+        True, "weight a token's KL in the loss by its probability ratio: its gradient is then that of the KL [TRL "
+        "default, DeepSeek-V3.2, arXiv 2512.02556; GRPO paper: off]")
     scale_rewards: Literal["group", "batch", "none"] = setting(
         "group", "divide advantages by the standard deviation of a prompt's rewards ('group') [GRPO paper, TRL "
         "default], of all rewards ('batch') [arXiv 2508.08221], or by nothing ('none') [Dr. GRPO, arXiv 2503.20783]")
