@@ -142,7 +142,7 @@ def build_parser(signature: Signature, here: object | None = None) -> argparse.A
     if signature.stage in processes.IN_SEVERAL_PROCESSES:
         parser.add_argument("--processes", default=None, type=int, help="processes of this machine that share the "
                             "work; changes how long it takes, not the result (default: on a CPU one for each core, "
-                            "if a step has so many microbatches and 2 GiB are free for each; else 1)")
+                            "if a step can be shared by so many and 2 GiB are free for each; else 1)")
     parser.add_argument("--force", action="store_true", help="replace a finished artifact at --out")
     parser.add_argument("--verify", action="store_true",
                         help="hash every file of the inputs; without it, those that changed since they were verified")

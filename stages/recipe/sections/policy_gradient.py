@@ -144,6 +144,7 @@ class GroupedPolicyGradient(PolicyGradient):
         16, "prompts per optimizer step, each with its responses [ours: 64 responses, as in ppo]", within=BATCH)
     microbatch_prompts: int = setting(
         2, "prompts per forward pass of the update, each with its responses [ours]", within=BATCH)
+    epochs: int = setting(1, "passes over each rollout [RLOO and GRPO papers, TRL default]", within=Range(1, 10**6))
     # No settings: there is no critic.
     value_coefficient, value_clip_range, critic_warmup_iterations = 0.0, None, 0
 
@@ -152,7 +153,6 @@ class GroupedPolicyGradient(PolicyGradient):
 class Rloo(GroupedPolicyGradient):
     """REINFORCE leave-one-out: each response's reward against the mean of the others to its prompt; no critic."""
 
-    epochs: int = setting(1, "passes over each rollout [RLOO paper, TRL default]", within=Range(1, 10**6))
     kl_coefficient: float = setting(0.05, "initial KL coefficient, beta [TRL default]", within=COEFFICIENT)
     kl_estimator: Literal["k1", "k2", "k3", "absolute"] = setting(
         "k1", "estimator of the KL penalty in the reward [RLOO paper, TRL]")
@@ -170,7 +170,6 @@ class Rloo(GroupedPolicyGradient):
 class Grpo(GroupedPolicyGradient):
     """Group relative policy optimisation: rewards normalised among the responses to a prompt; the KL is in the loss."""
 
-    epochs: int = setting(1, "passes over each rollout [GRPO paper, TRL default]", within=Range(1, 10**6))
     kl_coefficient: float = setting(
         0.04, "coefficient of the KL (k3) in the loss, beta [GRPO paper; TRL: 0]", within=COEFFICIENT)
     kl_importance_weight: bool = setting(
