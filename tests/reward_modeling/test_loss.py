@@ -18,6 +18,7 @@ from stages import merge, ppo, reward
 from stages.evaluation.pair_accuracy import calibration
 from stages.modeling import lora, tokenizer
 from stages.modeling.load import load_causal
+from stages.recipe.schema import SettingsError, override
 from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.reward import Reward
@@ -50,6 +51,41 @@ def test_every_option_of_the_loss_against_plain_python(margin, smoothing, centri
         d = b - w - margin * gap
         right, wrong = -math.log(sigmoid(d)), -math.log(sigmoid(-d))
         assert loss == pytest.approx((1 - smoothing) * right + smoothing * wrong + centring * (b + w) ** 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("centring", [0.0, 0.05])
+def test_the_squared_loss_against_plain_python(centring):
+    better, worse, gaps = (torch.tensor(values, dtype=torch.float64) for values in (BETTER, WORSE, GAPS))
+    actual = pairwise_losses(better, worse, 1.25 * gaps, 0.0, centring, "squared")
+    for loss, b, w, gap in zip(actual.tolist(), BETTER, WORSE, GAPS, strict=True):
+        assert loss == pytest.approx((b - w - 1.25 * gap) ** 2 + centring * (b + w) ** 2, rel=1e-9)
+
+
+def test_the_squared_loss_learns_how_far_apart_scores_are():
+    """Three answers with noisy scores: at the minimum, the rewards differ by 1.25 x the mean differences of scores."""
+    rng = np.random.default_rng(0)
+    scores = torch.tensor(rng.normal([4.0, 2.0, 0.0], 1.0, (4000, 3)))
+    j, k = torch.tensor([(0, 1), (0, 2), (1, 2)]).T
+    margins = 1.25 * (scores[:, j] - scores[:, k])
+    rewards = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([rewards], line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = pairwise_losses(rewards[j], rewards[k], margins, loss="squared").mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    expected = 1.25 * (scores - scores.mean()).mean(0)
+    assert (rewards - rewards.mean()).tolist() == pytest.approx((expected - expected.mean()).tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize("values", [{"margin_per_score": 0.0}, {"margin_per_score": 1.0, "label_smoothing": 0.1}])
+def test_the_squared_loss_needs_margins_and_has_no_smoothing(values):
+    with pytest.raises(SettingsError, match="loss 'squared' learns the margins, and has no label_smoothing") as error:
+        override(Reward(), values | {"loss": "squared"}, "recipe.yaml: reward")
+    assert "\n" not in str(error.value)
 
 
 def table(questions=6):
@@ -87,7 +123,7 @@ def test_question_at_once_has_the_gradient_of_the_pairwise_form(tmp_path, poolin
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(1))
-    loss_fn, scoring = PairwiseLoss(0.2, 0.1, 0.01, language), Scoring(pooling, weight)
+    loss_fn, scoring = PairwiseLoss("sigmoid", 0.2, 0.1, 0.01, language), Scoring(pooling, weight)
     made = {}
     for by_question in (True, False):
         items, _ = build_examples(table(), tok, max_length_tokens=200, by_question=by_question, max_pairs=99)

@@ -54,11 +54,14 @@ class Reward(ShardedTraining):
     log_probability_weight: float = setting(
         0.0, "coefficient of an answer's mean log-probability per token, which is added to the head's score; 0: the "
         "head alone [script]", within=SIGNED)
+    loss: Literal["sigmoid", "squared"] = setting(
+        "sigmoid", "'sigmoid', -log sigmoid(r_j - r_k - margin) [paper]; 'squared', (r_j - r_k - margin)^2, which "
+        "learns how far apart the scores are [Pahikkala et al. 2007]")
     margin_per_score: float = setting(
         0.0, "margin in the loss for each point of difference between the scores [Llama 2; script: 0]",
         within=COEFFICIENT)
     label_smoothing: float = setting(
-        0.0, "assumed share of pairs with the wrong order, below 0.5 [cDPO; script: 0]",
+        0.0, "assumed share of pairs with the wrong order, below 0.5; for the sigmoid loss [cDPO; script: 0]",
         within=Range(0, 0.5, below=True))
     centring_weight: float = setting(
         0.0, "coefficient of (r_j + r_k)^2 in the loss [Eisenstein et al. 2023; script: 0]", within=COEFFICIENT)
@@ -99,6 +102,9 @@ class Reward(ShardedTraining):
                              "layers to null")
         if self.sampled_questions and self.max_sampled_tokens >= self.max_length_tokens:
             raise ValueError("max_sampled_tokens must be below max_length_tokens, which holds the question, too")
+        if self.loss == "squared" and (self.label_smoothing or not self.margin_per_score):
+            raise ValueError("loss 'squared' learns the margins, and has no label_smoothing: set margin_per_score "
+                             "above 0, 1.0 for example, and label_smoothing to 0")
         if self.tune == "head":
             self._check_fitted()
         check_training(self)
