@@ -18,7 +18,6 @@ import pyarrow.parquet as parquet
 
 from data.demo import gold
 from stages.evaluation.statistics import bootstrap_mean
-from stages.evaluation.summary import strongest_best_of_n
 from stages.pooling.pool import read_gain
 from stages.pooling.statistics import pool_over_seeds, pool_within_seeds
 from stages.render import markdown_tables
@@ -34,20 +33,23 @@ def run_figures(run: Path) -> dict:
     """Read one run's figures: reward model, PPO against what is cheaper, and its cost in KL."""
     metrics = json.loads((run / "evaluate" / "metrics.json").read_text(encoding="utf-8"))
     pairs, policies, against = metrics["reward_model"], metrics["policies"], metrics["at_best"]["ppo"]
-    strongest = strongest_best_of_n(against)
+    attainable = metrics["attainable"]["policies"]["ppo"]
+    best_of_n = [name for name in against if name.startswith("best_of_")]  # of every n, and of one at its best
     return {
         "reward accuracy": pairs["accuracy"],
         "reward accuracy, right over the popular mistake": right_over_mistake(run),
+        "reward model, calibration error": pairs["calibration"]["expected_error"],
         "SFT log-probability, accuracy": pairs["baselines"]["SFT log-probability"],
         **{f"gold, {name}": policies[name]["gold_scores"]["gold"]
-           for name in ("sft", "sft_best", "ppo", "ppo_best", "best_of_16_best", strongest)},
+           for name in ("sft", "sft_best", "ppo", "ppo_best", *best_of_n)},
         "temperature, SFT and PPO at best": [policies[name]["temperature"] for name in ("sft_best", "ppo_best")],
         **{f"{label}, PPO - SFT": bootstrap(paired_gain(run, name)) for name, label in GAINS.items()},
-        **{f"gold, PPO - {name}": against[name]["gold"]["gold"] for name in ("best_of_16_best", strongest)},
-        "share of the attainable objective, PPO": metrics["attainable"]["policies"]["ppo"]["share"],
+        **{f"gold, PPO - {name}": against[name]["gold"]["gold"] for name in best_of_n},
+        "share of the attainable objective, PPO": attainable["share"],
         **{f"code and explanation where both are wanted, {name}": both_traits(run, name.lower())
            for name in ("SFT", "PPO")},
         "unwanted traits, PPO": policies["ppo_best"]["gold_scores"]["unwanted"],
+        "KL of the optimum, nats a response": attainable["optimum"]["kl"],
         "KL, nats a response": metrics["comparisons"]["ppo"]["kl_k1"],
         "ended by EOS": policies["ppo"]["eos_rate"],
         "verdict": metrics["hacking"]["ppo"]["verdict"],
