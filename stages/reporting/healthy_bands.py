@@ -60,8 +60,8 @@ BANDS = {band.name: band for band in (
     *(Band(f"validation_sampled_accuracy_at_{temperature}", 0.5, None, "The reward model prefers samples to human "
            "answers: raise reward.sampled_questions") for temperature in (0, 1)),
     Band("validation_calibration_error", None, 0.1, "The reward model's confidence is not its accuracy. If it is too "
-         "sure (accuracy below confidence), lower epochs or learning_rate, or raise label_smoothing; if it is too "
-         "cautious, lower label_smoothing or weight_decay."),
+         "sure (accuracy below confidence), lower epochs, learning_rate or margin_per_score, or raise label_smoothing; "
+         "if it is too cautious, lower label_smoothing or weight_decay, or raise margin_per_score."),
     Band("reward_std", 0, None, "All answers of a rollout have the same reward: there is nothing to learn from."),
     Band("kl_per_token", None, 0.1, "The policy is far from SFT: raise kl_coefficient or set kl_target_nats."),
     Band("explained_variance", 0.3, None, "The critic explains little of the returns: use critic_warmup_iterations, "

@@ -56,7 +56,7 @@ class Reward(ShardedTraining):
         "head alone [script]", within=SIGNED)
     loss: Literal["sigmoid", "squared"] = setting(
         "sigmoid", "'sigmoid', -log sigmoid(r_j - r_k - margin) [paper]; 'squared', (r_j - r_k - margin)^2, which "
-        "learns how far apart the scores are [Pahikkala et al. 2007]")
+        "learns how far apart the scores are [Pahikkala et al. 2007]", absent_means="sigmoid")
     margin_per_score: float = setting(
         0.0, "margin in the loss for each point of difference between the scores [Llama 2; script: 0]",
         within=COEFFICIENT)
