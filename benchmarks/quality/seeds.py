@@ -18,6 +18,7 @@ import pyarrow.parquet as parquet
 
 from data.demo import gold
 from stages.evaluation.statistics import bootstrap_mean
+from stages.evaluation.summary import BEST_OF_N
 from stages.pooling.pool import read_gain
 from stages.pooling.statistics import pool_over_seeds, pool_within_seeds
 from stages.render import markdown_tables
@@ -34,7 +35,7 @@ def run_figures(run: Path) -> dict:
     metrics = json.loads((run / "evaluate" / "metrics.json").read_text(encoding="utf-8"))
     pairs, policies, against = metrics["reward_model"], metrics["policies"], metrics["at_best"]["ppo"]
     attainable = metrics["attainable"]["policies"]["ppo"]
-    best_of_n = [name for name in against if name.startswith("best_of_")]  # of every n, and of one at its best
+    best_of_n = [name for name in against if BEST_OF_N.fullmatch(name)]
     return {
         "reward accuracy": pairs["accuracy"],
         "reward accuracy, right over the popular mistake": right_over_mistake(run),

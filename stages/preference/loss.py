@@ -52,5 +52,5 @@ def preference_losses(
     according to TRL's documentation: the sum would grow with the answer's length.
     """
     if loss == "ipo":
-        return (better / better_tokens - worse / worse_tokens - 1 / (2 * beta)) ** 2
+        return pairwise_losses(better / better_tokens, worse / worse_tokens, 1 / (2 * beta), loss="squared")
     return pairwise_losses(beta * better, beta * worse, label_smoothing=label_smoothing)

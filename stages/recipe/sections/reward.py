@@ -25,7 +25,7 @@ from stages.recipe.sections.shared import Precision, ShardedTraining, check_trai
 
 @dataclass(frozen=True)
 class Reward(ShardedTraining):
-    """Pairwise reward model: loss -log sigmoid(r_j - r_k)."""
+    """Pairwise reward model, by default with the loss -log sigmoid(r_j - r_k)."""
 
     start_from: Literal["sft", "base"] = setting(
         "sft", "the model that the adapter and the head are trained on [paper]")
