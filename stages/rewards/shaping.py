@@ -101,6 +101,14 @@ class RewardShaper:
             total, _ = self.sum_parts(rollout.prompts, rollout.responses)
             self.running = RunningMoments.from_values(total.tolist())
 
+    def score_units(self) -> tuple[float, float]:
+        """Return factor and offset that make a reward of the reward model's score, without clip and penalties.
+
+        A running scale is 1 before the first rollout.
+        """
+        scale, weight = self._scale(), self.sum_parts.weights.get(MODEL, 1.0)
+        return weight / scale, -(self.settings.reward_baseline + self._start_mean()) / scale
+
     def selection_score(self, shaped: ShapedRewards, kl: float, kl_coefficient: float) -> float:
         """Compute the objective of training in units of the unscaled reward: what chooses the best policy.
 

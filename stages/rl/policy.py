@@ -37,6 +37,7 @@ from stages.modeling.packed.token_logprobs import logprobs_from_hidden
 from stages.modeling.pretrained import save_adapter, save_adapters, save_model
 from stages.modeling.torch_setup import without_autocast
 from stages.reward_modeling.load import RewardAdapter, SharedScorer, add_reward_adapter, load_classifier
+from stages.reward_modeling.scoring_file import load_scoring
 
 ROLES = (POLICY, VALUE)
 
@@ -92,8 +93,9 @@ class Policy(nn.Module):
     def init_value_from_reward(self, reward: Path, cpu_kernels: str = "off") -> None:
         """Compute values by a separate adapter or model, initialised, with its head, from the reward model in `reward`.
 
-        An adapter gives an adapter on the base, a whole model another whole model. Call it before building an
-        optimiser. Sampling then cannot compute values: see `fill_values`.
+        An adapter gives an adapter on the base, a whole model another whole model. The bias subtracts the mean of the
+        reference answers, so that values start as rewards. Call it before building an optimiser. Sampling then cannot
+        compute values: see `fill_values`.
         """
         if is_adapter(reward):
             model, head = add_reward_adapter(self.base, reward, VALUE, learns=True)
@@ -107,6 +109,14 @@ class Policy(nn.Module):
         self.value_shares_policy = False
         with torch.no_grad():
             self.value_head.weight.copy_(head)
+            self.value_head.bias.fill_(-load_scoring(reward)["mean"])
+
+    @torch.no_grad()
+    def rescale_values(self, factor: float, offset: float) -> None:
+        """Multiply by `factor` and add `offset`, where values start as the reward model's; others start at 0."""
+        if self.has_critic and not self.value_shares_policy:
+            self.value_head.weight.mul_(factor)
+            self.value_head.bias.mul_(factor).add_(offset)
 
     def add_scorer(self, reward: Path, forward_prompts: int, role: str = "reward") -> SharedScorer:
         """Load the reward adapter in `reward` onto the base as a role, so that scoring needs no second base."""

@@ -142,6 +142,7 @@ class TrainingLoop:
         rollout = self._sample_validation()
         if self.iteration == 0:
             trainer.reward_shaper.measure_start(rollout)
+            trainer.policy.rescale_values(*trainer.reward_shaper.score_units())
         shaped = trainer.reward_shaper(rollout, update_statistics=False)
         kl = score_rollout(trainer.policy, rollout, trainer.forward_prompts).sequence_kl()
         score = trainer.reward_shaper.selection_score(shaped, kl, self.settings.kl_coefficient)

@@ -169,13 +169,27 @@ def test_the_base_is_in_memory_once_whatever_stands_on_it(base, reward, precisio
 
 # Values
 
-def test_a_value_adapter_starts_as_the_reward_model(base, reward, merged):
-    policy = load(base, reward, value_model="adapter")
+@pytest.mark.parametrize("value_model", ["adapter", "model"])
+def test_values_start_as_the_reward_in_its_own_units(base, reward, merged, value_model):
     scorer = Scorer(load_classifier(merged), "fp32")
-    raw = scorer(PROMPTS, ANSWERS) + scorer.mean
-    values = policy(PROMPTS, [[*answer, 7] for answer in ANSWERS]).values  # read before the 7, at the last token
-    assert torch.allclose(torch.stack([row[len(a)] for row, a in zip(values, ANSWERS, strict=True)]), raw, atol=1e-4)
+    assert abs(scorer.mean) > 0.01  # else its absence would not show
+    policy = load(base, merged if value_model == "model" else reward, value_model=value_model)
+
+    def final_values():
+        values = policy(PROMPTS, [[*answer, 7] for answer in ANSWERS]).values  # read before the 7, at the last token
+        return torch.stack([row[len(answer)] for row, answer in zip(values, ANSWERS, strict=True)])
+
+    scores = scorer(PROMPTS, ANSWERS)
+    assert torch.allclose(final_values(), scores, atol=1e-4)
+    policy.rescale_values(0.5, -3.0)
+    assert torch.allclose(final_values(), 0.5 * scores - 3.0, atol=1e-4)
     assert torch.allclose(policy(PROMPTS, ANSWERS).logprobs, policy.ref_logprobs(PROMPTS, ANSWERS), atol=1e-6)
+
+
+def test_a_head_that_starts_at_zero_has_no_units(base):
+    policy = load(base, None)
+    policy.rescale_values(0.5, -3.0)
+    assert not any(p.any() for p in policy.value_head.parameters())
 
 
 def test_a_value_adapter_and_the_policy_learn_apart_and_a_head_teaches_the_policy(base, reward):
@@ -218,12 +232,8 @@ def test_values_that_sampling_cannot_know_are_forwarded_once(base, reward):
 
 # A separate value model
 
-def test_a_value_model_starts_as_the_reward_model_and_learns_apart(base, merged):
+def test_a_value_model_learns_apart(base, merged):
     policy = load(base, merged, value_model="model")
-    scorer = Scorer(load_classifier(merged), "fp32")
-    values = policy(PROMPTS, [[*answer, 7] for answer in ANSWERS]).values  # read before the 7, at the last token
-    raw = scorer(PROMPTS, ANSWERS) + scorer.mean
-    assert torch.allclose(torch.stack([row[len(a)] for row, a in zip(values, ANSWERS, strict=True)]), raw, atol=1e-4)
     policy(PROMPTS, ANSWERS).values.sum().backward()
     touched = {id(p) for p in policy.parameters() if p.grad is not None and p.grad.any()}
     assert touched and touched <= {id(p) for p in policy.critic_parameters()}

@@ -465,3 +465,15 @@ def test_code_of_a_repository_is_never_run(their_tokenizer, tmp_path):
 def test_every_measure_says_what_it_reads():
     for name, (reads, measure) in MEASURES.items():
         assert float(measure("text" if reads == "text" else [1, 2, 3])) >= 0, name
+
+
+@pytest.mark.parametrize("scaling", ["none", "model", "start", "running"])
+def test_score_units_make_rewards_of_the_scores(scaling):
+    scores = (1.0, -2.0, 7.0)
+    source = replace(fixed_source(*scores, std=4.0), weight=2.0)
+    shaper = RewardShaper([source], None, shaping(reward_baseline=0.5, reward_scaling=scaling))
+    rows = make_rollout(ended=(True, True, True))
+    shaper.measure_start(rows)
+    factor, offset = shaper.score_units()
+    rewards = shaper(rows, update_statistics=False).rewards
+    assert rewards.tolist() == pytest.approx([factor * score + offset for score in scores], abs=1e-6)
