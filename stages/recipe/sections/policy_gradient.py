@@ -75,8 +75,8 @@ class PolicyGradient(RewardSettings, ShardedTraining):
     clip_range: float = setting(
         0.2, "clip range of the probability ratio [TRL default]", within=Range(0, 10, above=True))
     clip_odds_range: float | None = setting(
-        None, "upper bound of the clip in terms of the odds p / (1 - p), which may rise to 1 + this times the old ones; "
-        "null: the ratio's, 1 + clip_range [ours; an upper bound of its own, of the ratio: DAPO]",
+        None, "upper bound of the clip, of the odds p / (1 - p): these may rise to 1 + this times the old ones; "
+        "null: that of the ratio, 1 + clip_range [ours; DAPO has an upper bound of the ratio]",
         within=Range(0, 10, above=True), absent_means=None)
     kl_coefficient: float = setting(0.2, "initial KL coefficient, beta [script]", within=COEFFICIENT)
     kl_anneal_factor: float = setting(
