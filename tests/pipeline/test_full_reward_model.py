@@ -82,6 +82,15 @@ def test_ppo_trains_a_critic_of_its_own_from_it(made, tmp_path, monkeypatch, pre
     assert all(0 < distance < 1e-4 for distance in moved.values()), moved  # bf16 would round such steps away
 
 
+def test_its_critic_starts_in_the_units_of_the_reward(made, tmp_path):
+    config = replace(POLICY, reward_scaling="model", reward_baseline=0.5, critic_learning_rate=1e-12)
+    ppo.run(config, tmp_path, policy=made / "base", reward=made / "merged", pairs=made / "pairs")
+    scoring, head = load_scoring(made / "merged"), load_file(tmp_path / "value_head.safetensors")
+    start = load_file(made / "merged/model.safetensors")["score.weight"]
+    assert torch.allclose(head["weight"], start / scoring["std"], atol=1e-6)
+    assert float(head["bias"]) == pytest.approx(-(scoring["mean"] + 0.5) / scoring["std"], abs=1e-5)
+
+
 def test_a_killed_ppo_with_a_critic_of_its_own_resumes_bit_for_bit(made, tmp_path, monkeypatch):
     config = replace(POLICY, iterations=3, save_every_iterations=1, evaluate_every_iterations=3)
     folders = {"policy": made / "base", "reward": made / "merged", "pairs": made / "pairs"}
