@@ -53,9 +53,9 @@ def take_step(policy: Policy, scorer: Scorer, optimizer, prompts: list[list[int]
     """Take one PPO step and time each phase."""
     settings = UpdateSettings(
         epochs=shape.epochs, minibatch_prompts=shape.minibatch, microbatch_prompts=shape.minibatch, clip_range=0.2,
-        clip_odds_range=None, value_clip_range=0.2, value_coefficient=0.1, max_gradient_norm=1.0, max_ratio=10.0,
-        update_kl_limit=None, ratio_level="token", loss_mean="token", kl_importance_weight=False,
-        responses_per_prompt=1, max_sampler_ratio=None)
+        value_clip_range=0.2, value_coefficient=0.1, max_gradient_norm=1.0, max_ratio=10.0, update_kl_limit=None,
+        ratio_level="token", loss_mean="token", kl_importance_weight=False, responses_per_prompt=1,
+        max_sampler_ratio=None)
     with clock.phase("generate"):
         rollout = generate(policy, prompts, shape.response, generator)
     assert all(len(response) == shape.response for response in rollout.responses)

@@ -39,7 +39,6 @@ CHANGES = {
     "learning_rate: 3e-4": {"learning_rate": 3e-4},
     "reward_clip: 1": {"reward_clip": 1.0},
     "clip_range: 0.2": {"clip_range": 0.2},
-    "clip_odds_range: null": {"clip_odds_range": None},
 }
 QUESTIONS = 300
 TEMPERATURES = (1.0, 0.0)

@@ -68,26 +68,9 @@ def _sum_responses(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.where(mask.bool(), x, 0.0).sum(-1, keepdim=True) * mask
 
 
-def ratio_limits(
-    old_logprobs: torch.Tensor, mask: torch.Tensor, level: RatioLevel, clip_range: float, clip_odds_range: float | None
-) -> tuple[float, float | torch.Tensor]:
-    """Return the lowest and the highest ratio that the loss rewards: 1 - clip_range and 1 + clip_range.
-
-    clip_odds_range: with it, the highest is (1 + e) / (1 + e p), where p is the old probability of the token, or of its
-    response ('sequence'): the odds p / (1 - p) are then 1 + e times the old ones. A rare token may rise by nearly 1 + e
-    in an update, and what stands beside a likely one does not fall below 1 / (1 + e) of its probability.
-    """
-    if clip_odds_range is None:
-        return 1 - clip_range, 1 + clip_range
-    logprobs = old_logprobs if level == "token" else _sum_responses(old_logprobs, mask)
-    return 1 - clip_range, (1 + clip_odds_range) / (1 + clip_odds_range * logprobs.exp())
-
-
-def policy_loss(
-    ratio: torch.Tensor, advantages: torch.Tensor, lowest: float, highest: float | torch.Tensor
-) -> torch.Tensor:
-    """Compute max(-A r, -A clip(r, lowest, highest)) per token (PPO, arXiv 1707.06347, eq. 7, negated)."""
-    return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(min=lowest).clamp(max=highest))
+def policy_loss(ratio: torch.Tensor, advantages: torch.Tensor, clip_range: float) -> torch.Tensor:
+    """Compute max(-A r, -A clip(r, 1 - e, 1 + e)) per token (PPO, arXiv 1707.06347, eq. 7, negated)."""
+    return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_range, 1 + clip_range))
 
 
 def value_loss(

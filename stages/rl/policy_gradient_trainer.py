@@ -33,7 +33,6 @@ from stages.rl.losses import (
     minibatch_weights,
     policy_loss,
     probability_ratio,
-    ratio_limits,
     sampler_metrics,
     sum_means,
     value_loss,
@@ -61,7 +60,6 @@ class UpdateSettings:
     minibatch_prompts: int
     microbatch_prompts: int
     clip_range: float
-    clip_odds_range: float | None
     max_gradient_norm: float | None
     max_ratio: float
     update_kl_limit: float | None
@@ -274,15 +272,13 @@ def policy_gradient_loss(
     if POLICY in roles:
         ratio = probability_ratio(new.logprobs, old_logprobs, new.mask, settings.ratio_level)
         weights = minibatch_weights(trajectory, rows, new.mask, settings.ratio_level, settings.max_sampler_ratio)
-        lowest, highest = ratio_limits(
-            old_logprobs, new.mask, settings.ratio_level, settings.clip_range, settings.clip_odds_range)
-        loss = sum_means(policy_loss(ratio, advantages, lowest, highest) * weights, new.mask, settings.loss_mean)
+        loss = sum_means(policy_loss(ratio, advantages, settings.clip_range) * weights, new.mask, settings.loss_mean)
         if kl_coefficient:
             kl = kl_in_loss(new.logprobs, ref_logprobs, old_logprobs, new.mask, settings.ratio_level,
                             importance_weight=settings.kl_importance_weight)
             loss = loss + kl_coefficient * sum_means(kl, new.mask, settings.loss_mean)
         with torch.no_grad():
-            clipped = ((ratio < lowest) | (ratio > highest)).float()
+            clipped = ((ratio - 1).abs() > settings.clip_range).float()
             monitored = {"ratio": ratio, "clip_fraction": clipped, "update_kl": kl_k3(old_logprobs, new.logprobs)}
             sums |= {name: masked_sum(x, new.mask) for name, x in monitored.items()}
             sums["policy_loss"] = loss * (size.tokens / items)

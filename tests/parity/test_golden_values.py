@@ -144,7 +144,7 @@ def test_where_clipping_binds(peer):
     """Their clip fractions, from our losses: the share of tokens whose loss is not the unclipped one."""
     x, golden, loss = tensors(peer["inputs"]), tensors(peer["advantages"]), peer["loss"]
     ratio, advantages = (x["new_log_p"] - x["log_p"]).exp(), golden["advantages"]
-    bound = losses.policy_loss(ratio, advantages, 1 - CLIP, 1 + CLIP) > -advantages * ratio
+    bound = losses.policy_loss(ratio, advantages, CLIP) > -advantages * ratio
     theirs = loss["policy/clipfrac"] if peer is TRL else loss["clip_fraction"]
     same(losses.masked_mean(bound.double(), x["mask"]), theirs, rel=1e-6)  # theirs is a float32
     if peer is TRL:
@@ -256,7 +256,7 @@ def test_an_update_against_trl_1_12():
     log_p, values = x["new_logprobs"].requires_grad_(), x["vpred"].requires_grad_()
     ratio = (log_p - x["mb_logprobs"]).exp()
     same(ratio, x["ratio"], mask=x["mask"])
-    per_token = losses.policy_loss(ratio, x["mb_advantage"], 1 - CLIP, 1 + CLIP)
+    per_token = losses.policy_loss(ratio, x["mb_advantage"], CLIP)
     policy = losses.masked_mean(per_token, x["mask"])
     bound = per_token > -x["mb_advantage"] * ratio
     same(losses.masked_mean(bound.double(), x["mask"]), x["pg_clipfrac"], rel=1e-6)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stages.reward_modeling.loss import pairwise_losses
-from stages.rl.losses import masked_mean, masked_sum, policy_loss, ratio_limits, value_loss
+from stages.rl.losses import masked_mean, masked_sum, policy_loss, value_loss
 
 
 def test_pairwise_loss_is_ln_2_when_scores_tie():
@@ -36,7 +36,7 @@ def test_pairwise_loss_against_plain_python():
 )
 def test_policy_loss_has_no_gradient_where_clipping_says_so(ratio, advantage, moves):
     r = torch.tensor([[ratio]], requires_grad=True)
-    policy_loss(r, torch.tensor([[advantage]]), 0.8, 1.2).sum().backward()
+    policy_loss(r, torch.tensor([[advantage]]), 0.2).sum().backward()
     assert float(r.grad) == (-advantage if moves else 0.0)
 
 
@@ -45,34 +45,13 @@ def test_policy_loss_and_its_gradient_against_plain_python():
     cases = [(rng.gauss(0, 0.4), rng.gauss(0, 1), rng.choice([0.05, 0.2])) for _ in range(200)]
     for log_ratio, advantage, clip in cases:
         x = torch.tensor(log_ratio, dtype=torch.float64, requires_grad=True)
-        actual = policy_loss(x.exp(), torch.tensor(advantage, dtype=torch.float64), 1 - clip, 1 + clip)
+        actual = policy_loss(x.exp(), torch.tensor(advantage, dtype=torch.float64), clip)
         actual.backward()
         ratio = math.exp(log_ratio)
         inside = min(max(ratio, 1 - clip), 1 + clip)
         assert float(actual.detach()) == pytest.approx(max(-advantage * ratio, -advantage * inside), abs=1e-12)
         stopped = (advantage > 0 and ratio > 1 + clip) or (advantage < 0 and ratio < 1 - clip)
         assert float(x.grad) == pytest.approx(0.0 if stopped else -advantage * ratio, abs=1e-12)
-
-
-@pytest.mark.parametrize("level", ["token", "sequence"])
-def test_at_the_highest_ratio_the_odds_have_risen_by_the_range(level):
-    old = [[math.log(0.9), math.log(0.3)], [math.log(0.01), 0.0]]  # the last is no response token
-    mask = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
-    lowest, highest = ratio_limits(torch.tensor(old, dtype=torch.float64), mask, level, 0.02, 0.25)
-    assert lowest == 0.98
-    for row, column in ((0, 0), (0, 1), (1, 0)):
-        p = {"token": math.exp(old[row][column]), "sequence": (0.9 * 0.3, 0.01)[row]}[level]
-        risen = p * float(highest[row, column])
-        assert risen / (1 - risen) == pytest.approx(1.25 * p / (1 - p), rel=1e-9)
-    assert ratio_limits(torch.tensor(old), mask, level, 0.02, None) == (0.98, 1.02)
-
-
-def test_an_upper_bound_of_each_token_clips_that_token():
-    ratio = torch.tensor([[1.1, 1.1, 0.9]], requires_grad=True)
-    highest = torch.tensor([[1.05, 1.2, 1.2]])
-    losses = policy_loss(ratio, torch.tensor([[1.0, 1.0, -1.0]]), 0.95, highest)
-    losses.sum().backward()
-    assert losses.tolist() == [pytest.approx([-1.05, -1.1, 0.95])] and ratio.grad.tolist() == [[0.0, -1.0, 0.0]]
 
 
 def test_value_loss_takes_the_larger_error():
@@ -116,7 +95,7 @@ def test_pad_columns_change_no_loss():
     def means(pads: int) -> list[float]:
         wide = [torch.nn.functional.pad(x, (0, pads), value=1e30) for x in (ratio, advantages, values, old, returns)]
         keep = torch.nn.functional.pad(mask, (0, pads))
-        losses = policy_loss(wide[0], wide[1], 0.8, 1.2), value_loss(*wide[2:], 0.2)
+        losses = policy_loss(wide[0], wide[1], 0.2), value_loss(*wide[2:], 0.2)
         return [float(masked_mean(loss, keep)) for loss in losses]
 
     assert means(7) == pytest.approx(means(0), rel=1e-6)

@@ -29,7 +29,6 @@ UPDATE = take_settings(
     minibatch_prompts=4,
     microbatch_prompts=2,
     clip_range=0.2,
-    clip_odds_range=None,
     value_clip_range=0.2,
     value_coefficient=0.1,
     max_gradient_norm=1.0,

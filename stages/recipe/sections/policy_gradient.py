@@ -74,10 +74,6 @@ class PolicyGradient(RewardSettings, ShardedTraining):
         1.0, "clip the global gradient norm to this; null: no clipping [Llama 2]", within=POSITIVE)
     clip_range: float = setting(
         0.2, "clip range of the probability ratio [TRL default]", within=Range(0, 10, above=True))
-    clip_odds_range: float | None = setting(
-        None, "upper bound of the clip, of the odds p / (1 - p): these may rise to 1 + this times the old ones; "
-        "null: that of the ratio, 1 + clip_range [ours; DAPO has an upper bound of the ratio]",
-        within=Range(0, 10, above=True), absent_means=None)
     kl_coefficient: float = setting(0.2, "initial KL coefficient, beta [script]", within=COEFFICIENT)
     kl_anneal_factor: float = setting(
         1.0, "factor of beta in the first iteration, which falls geometrically to 1 over the first half of the "

@@ -48,7 +48,6 @@ def golden_settings(**changes) -> UpdateSettings:
         "minibatch_prompts": 8,
         "microbatch_prompts": 8,
         "clip_range": SETTINGS["clip"],
-        "clip_odds_range": None,
         "value_clip_range": SETTINGS["value_clip"],
         "value_coefficient": SETTINGS["value_coefficient"],
         "max_gradient_norm": 1e9,
