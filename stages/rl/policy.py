@@ -100,16 +100,18 @@ class Policy(nn.Module):
         if is_adapter(reward):
             model, head = add_reward_adapter(self.base, reward, VALUE, learns=True)
             self._rebind_base(model)
+            mean = load_scoring(reward)["mean"]
         else:
             if self.precision == "bf16":
                 self.value_precision = "mixed"  # all weights learn: bf16 would round small updates away
             classifier = load_classifier(reward, self.value_precision, cpu_kernels=cpu_kernels)
             head, self.value_model = classifier.score.weight, classifier.requires_grad_(True)
             classifier.score.requires_grad_(False)  # the value head takes its place
+            mean = getattr(classifier.config, "reward_mean", 0.0)  # as a Scorer's: other classifiers have none
         self.value_shares_policy = False
         with torch.no_grad():
             self.value_head.weight.copy_(head)
-            self.value_head.bias.fill_(-load_scoring(reward)["mean"])
+            self.value_head.bias.fill_(-mean)
 
     @torch.no_grad()
     def rescale_values(self, factor: float, offset: float) -> None:
