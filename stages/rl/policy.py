@@ -37,6 +37,7 @@ from stages.modeling.packed.token_logprobs import logprobs_from_hidden
 from stages.modeling.pretrained import save_adapter, save_adapters, save_model
 from stages.modeling.torch_setup import without_autocast
 from stages.reward_modeling.load import RewardAdapter, SharedScorer, add_reward_adapter, load_classifier
+from stages.reward_modeling.scorer import Scorer
 from stages.reward_modeling.scoring_file import load_scoring
 
 ROLES = (POLICY, VALUE)
@@ -107,7 +108,7 @@ class Policy(nn.Module):
             classifier = load_classifier(reward, self.value_precision, cpu_kernels=cpu_kernels)
             head, self.value_model = classifier.score.weight, classifier.requires_grad_(True)
             classifier.score.requires_grad_(False)  # the value head takes its place
-            mean = getattr(classifier.config, "reward_mean", 0.0)  # as a Scorer's: other classifiers have none
+            mean = Scorer(classifier, self.value_precision).mean
         self.value_shares_policy = False
         with torch.no_grad():
             self.value_head.weight.copy_(head)
