@@ -108,7 +108,8 @@ def make_method(config: Ppo) -> PolicyGradientMethod:
     """Return PPO with the settings of its section: GAE from a critic, the KL penalty in the reward."""
     return PolicyGradientMethod(
         "ppo",
-        partial(gae_advantages, gamma=config.gamma, gae_lambda=config.gae_lambda, variance=config.advantage_variance,
+        partial(gae_advantages, gamma=config.gamma, gae_lambda=config.gae_lambda,
+                critic_gae_lambda=config.critic_gae_lambda, variance=config.advantage_variance,
                 whiten_rewards=config.whiten_rewards),
         value_model=config.value_model, critic_learning_rate=config.critic_learning_rate,
         kl_estimator=config.kl_estimator)

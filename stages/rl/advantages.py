@@ -20,16 +20,20 @@ AdvantageEstimator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[
 
 def gae_advantages(
     token_rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, *, gamma: float, gae_lambda: float,
-    variance: Literal["biased", "unbiased"] = "biased", whiten_rewards: bool = False,
+    critic_gae_lambda: float | None = None, variance: Literal["biased", "unbiased"] = "biased",
+    whiten_rewards: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Estimate whitened advantages by GAE, and returns: the advantages before whitening plus the values.
 
-    variance: see `whiten`. whiten_rewards: first divide the token rewards by their standard deviation.
+    critic_gae_lambda: lambda of the returns, where it is another one (decoupled GAE, arXiv 2503.01491). variance: see
+    `whiten`. whiten_rewards: first divide the token rewards by their standard deviation.
     """
     if whiten_rewards:
         token_rewards = whiten(token_rewards, mask, variance=variance, keep_mean=True)
-    advantages = gae(token_rewards, values, mask, gamma, gae_lambda)
-    return whiten(advantages, mask, variance=variance), advantages + values
+    advantages = of_returns = gae(token_rewards, values, mask, gamma, gae_lambda)
+    if critic_gae_lambda is not None:
+        of_returns = gae(token_rewards, values, mask, gamma, critic_gae_lambda)
+    return whiten(advantages, mask, variance=variance), of_returns + values
 
 
 def rloo_advantages(

@@ -26,7 +26,7 @@ ZERO = {
     "reward": "sampled_questions lora.dropout log_probability_weight margin_per_score label_smoothing centring_weight "
               "language_model_weight weight_decay validation_share seed",
     "merge": "max_logit_difference max_perplexity_change max_accuracy_change",
-    "ppo": f"{OF_POLICY_GRADIENTS} gamma gae_lambda critic_warmup_iterations value_coefficient",
+    "ppo": f"{OF_POLICY_GRADIENTS} gamma gae_lambda critic_gae_lambda critic_warmup_iterations value_coefficient",
     "dpo": "lora.dropout label_smoothing warmup_steps weight_decay validation_share seed",
     "rloo": OF_POLICY_GRADIENTS,
     "grpo": OF_POLICY_GRADIENTS,

@@ -149,6 +149,20 @@ def test_a_trajectory_has_whitened_advantages_and_unwhitened_returns(variance, f
     assert inside(trajectory.advantages, lengths) == pytest.approx(whitened(flat(raw), freedom), abs=1e-12)
 
 
+@pytest.mark.parametrize("critic_lambda", [1.0, 0.5, 0.0])
+def test_the_critic_learns_returns_of_its_own_lambda(critic_lambda):
+    """Decoupled GAE (arXiv 2503.01491): the advantages keep theirs, and at 1 the returns do not depend on values."""
+    trajectory, rewards, values, lengths = build_ragged_trajectory(critic_gae_lambda=critic_lambda)
+    advantages, errors = ([brute_force(r, v, 0.98, lam) for r, v in zip(rewards, values, strict=True)]
+                          for lam in (0.9, critic_lambda))
+    assert inside(trajectory.advantages, lengths) == pytest.approx(whitened(flat(advantages), 0), abs=1e-12)
+    assert inside(trajectory.returns, lengths) == pytest.approx(
+        [e + v for e, v in zip(flat(errors), flat(values), strict=True)], abs=1e-12)
+    observed = [sum(0.98**k * later for k, later in enumerate(row[t:])) for row in rewards for t in range(len(row))]
+    assert (inside(trajectory.returns, lengths) == pytest.approx(observed, abs=1e-12)) == (critic_lambda == 1.0)
+    assert Ppo().critic_gae_lambda is None
+
+
 @pytest.mark.parametrize("variance, freedom", [("biased", 0), ("unbiased", 1)])
 def test_whitened_rewards_keep_their_mean(variance, freedom):
     trajectory, rewards, values, lengths = build_ragged_trajectory(variance=variance, whiten_rewards=True)
