@@ -22,8 +22,8 @@ class Ppo(PolicyGradient):
     gamma: float = setting(1.0, "discount factor [TRL default]", within=SHARE)
     gae_lambda: float = setting(0.95, "lambda of generalized advantage estimation [TRL default]", within=SHARE)
     critic_gae_lambda: float | None = setting(
-        None, "lambda of the returns that the critic learns; 1: the observed ones, whatever the critic predicted; null: "
-        "gae_lambda [VC-PPO, arXiv 2503.01491]", within=SHARE)
+        None, "lambda of the returns that the critic learns; 1: the observed ones, without its own predictions; null: "
+        "gae_lambda [VC-PPO]", within=SHARE)
     advantage_variance: Literal["biased", "unbiased"] = setting(
         "biased", "variance in whitening: 'biased' divides by the number of tokens [N implementation details]; "
         "'unbiased', by one less, as TRL")
