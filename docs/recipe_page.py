@@ -35,6 +35,7 @@ its settings as flags (`--learning-rate`, `--lora.r`). `--config seed=1`, `--con
 | card | the cards of the published data sets |
 | N implementation details | "The N Implementation Details of RLHF with PPO" |
 | N+ | "The N+ Implementation Details of RLHF with PPO" |
+| VC-PPO | Yuan et al. 2025, arXiv 2503.01491 |
 | ours | a choice of this project |
 
 A source inside a meaning belongs to the words before it. The values have a unit, unless the meaning names it or there
