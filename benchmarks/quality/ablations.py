@@ -34,7 +34,7 @@ CHANGES = {
     "minibatch_prompts: 64": {"minibatch_prompts": 64},
     "value_model: head": {"value_model": "head", "critic_learning_rate": None, "value_coefficient": 0.1},
     "learning_rate_decay: false": {"learning_rate_decay": False},
-    "gae_lambda: 1": {"gae_lambda": 1.0},
+    "one lambda: 0.95": {"gae_lambda": 0.95, "critic_gae_lambda": None},
     "kl_coefficient: 0.03": {"kl_coefficient": 0.03},
     "learning_rate: 3e-4": {"learning_rate": 3e-4},
     "reward_clip: 1": {"reward_clip": 1.0},
