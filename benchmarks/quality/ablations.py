@@ -35,6 +35,7 @@ CHANGES = {
     "value_model: head": {"value_model": "head", "critic_learning_rate": None, "value_coefficient": 0.1},
     "learning_rate_decay: false": {"learning_rate_decay": False},
     "one lambda: 0.95": {"gae_lambda": 0.95, "critic_gae_lambda": None},
+    "weight_decay: 0": {"weight_decay": 0.0},
     "kl_coefficient: 0.03": {"kl_coefficient": 0.03},
     "learning_rate: 3e-4": {"learning_rate": 3e-4},
     "reward_clip: 1": {"reward_clip": 1.0},
