@@ -25,15 +25,14 @@ def gae_advantages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Estimate whitened advantages by GAE, and returns: the advantages before whitening plus the values.
 
-    critic_gae_lambda: lambda of the returns; None: gae_lambda (decoupled GAE: VC-PPO, arXiv 2503.01491). variance: see
-    `whiten`. whiten_rewards: first divide the token rewards by their standard deviation.
+    critic_gae_lambda: lambda of the advantages in the returns, where it is another one (decoupled GAE: VC-PPO, arXiv
+    2503.01491). variance: see `whiten`. whiten_rewards: first divide the token rewards by their standard deviation.
     """
     if whiten_rewards:
         token_rewards = whiten(token_rewards, mask, variance=variance, keep_mean=True)
-    critic_lambda = gae_lambda if critic_gae_lambda is None else critic_gae_lambda
     advantages = gae(token_rewards, values, mask, gamma, gae_lambda)
-    returns = gae(token_rewards, values, mask, gamma, critic_lambda) + values
-    return whiten(advantages, mask, variance=variance), returns
+    errors = advantages if critic_gae_lambda is None else gae(token_rewards, values, mask, gamma, critic_gae_lambda)
+    return whiten(advantages, mask, variance=variance), errors + values
 
 
 def rloo_advantages(
