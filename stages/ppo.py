@@ -112,7 +112,7 @@ def make_method(config: Ppo) -> PolicyGradientMethod:
                 critic_gae_lambda=config.critic_gae_lambda, variance=config.advantage_variance,
                 whiten_rewards=config.whiten_rewards),
         value_model=config.value_model, critic_learning_rate=config.critic_learning_rate,
-        kl_estimator=config.kl_estimator)
+        kl_estimator=config.kl_estimator, responses_per_prompt=config.responses_per_prompt)
 
 
 def train_policy(

@@ -10,7 +10,7 @@ from tests.distributed.forked_ranks import start_worker
 from tests.distributed.worker import MOST_PROCESSES, OF_MOST
 
 SEVERAL = (2, 4, MOST_PROCESSES)
-TRAINED = ("ppo", "critic", "rloo", "grpo", "sft", "dropout", "muon", "reward", "dpo", "ilql")
+TRAINED = ("ppo", "critic", "ppo groups", "rloo", "grpo", "sft", "dropout", "muon", "reward", "dpo", "ilql")
 CASES = [(count, name) for count in SEVERAL for name in (OF_MOST if count == MOST_PROCESSES else TRAINED)]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages import grpo, rloo
+from stages import grpo, ppo, rloo
 from stages.distributed import group
 from stages.finetuning.packing import PackedRow, collate_blocks, summed_lm_loss
 from stages.generation.rollout import Rollout
@@ -60,8 +60,8 @@ TRAINING = TrainerSettings(batch=4, microbatch=1, learning_rate=2e-3, schedule="
                            save_every_steps=100, epochs=2.0)
 
 
-def make_policy() -> Policy:
-    """Build a policy that has moved from its reference."""
+def make_policy(own_critic: bool = False) -> Policy:
+    """Build a policy that has moved from its reference, whose critic is a head or a model."""
     torch.manual_seed(0)
     model = lora.add_lora(tiny_models.llama(tiny_models.tokenizer()), r=4, alpha=8, dropout=0.0, target_modules=(),
                           precision="fp32")
@@ -69,6 +69,9 @@ def make_policy() -> Policy:
     with torch.no_grad():
         for name, parameter in policy.trainable_parameters().items():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
+    if own_critic:
+        policy.value_shares_policy, policy.value_model = False, tiny_models.classifier(2).requires_grad_(True)
+        policy.value_model.score.requires_grad_(False)
     return policy
 
 
@@ -98,10 +101,7 @@ def check_ppo(own_critic: bool = False) -> tuple[dict, dict]:
 
     own_critic: a model, whose updates are units apart from the policy's.
     """
-    policy = make_policy()
-    if own_critic:
-        policy.value_shares_policy, policy.value_model = False, tiny_models.classifier(2).requires_grad_(True)
-        policy.value_model.score.requires_grad_(False)
+    policy = make_policy(own_critic)
     scorer = Scorer(tiny_models.classifier(1), "fp32")
     count = iter(range(100 * (1 + group.rank()), 10_000))  # a user's function that is another in every process
     functions = [RewardFunction("model", 1.0, "ids", scorer, part="model"),
@@ -118,17 +118,22 @@ def check_ppo(own_critic: bool = False) -> tuple[dict, dict]:
 
 
 def check_groups(method: PolicyGradientMethod) -> tuple[dict, dict]:
-    """Train three iterations with two responses to each prompt; four processes do not have whole groups each."""
-    policy = make_policy()
+    """Train three iterations with two responses to each prompt; four processes do not have whole groups each.
+
+    A critic, where the method has one, is a model of its own.
+    """
+    policy = make_policy(own_critic=method.value_model == "model")
     policy.share_prompts = True
     scorer = Scorer(tiny_models.classifier(1), "fp32", share_prompts=True)
+    trained = policy.trainable_parameters().values() if method.value_model else policy.policy_parameters()
     trainer = PolicyGradientTrainer(
-        policy=policy, optimizer=torch.optim.Adam(policy.policy_parameters(), lr=3e-3), kl_in=method.kl_in,
+        policy=policy, optimizer=torch.optim.Adam(list(trained), lr=3e-3), kl_in=method.kl_in,
         reward_shaper=RewardShaper([RewardFunction("model", 1.0, "ids", scorer, part="model")], None,
                                    shaping()),
         kl_controller=KlController(0.1, 1.0, 20),
         sampling=SamplingParams(1.0, (2,), "until_stop", 1, 12, rollout_units=2),
-        update_settings=replace(UPDATE, minibatch_prompts=4, value_coefficient=0.0, loss_mean="sequence"),
+        update_settings=replace(UPDATE, minibatch_prompts=4, loss_mean="sequence",
+                                value_coefficient=0.1 if method.value_model else 0.0),
         kl_estimator="k1", forward_prompts=4, estimate_advantages=method.estimate_advantages)
     prompts = [prompt for prompt in PROMPTS for _ in range(method.responses_per_prompt)]
     rows = [trainer.step(prompts, lambda purpose, i=i: torch.Generator().manual_seed(i))[0] for i in range(3)]
@@ -247,6 +252,8 @@ def run_checks(own: Path) -> tuple[dict, dict]:
     facts, tensors = {"sampling": check_sampling(), "updates": check_updates()}, {}
     trainings = {"ppo": check_ppo,
                  "critic": partial(check_ppo, own_critic=True),
+                 "ppo groups": partial(check_groups, ppo.make_method(
+                     Ppo(responses_per_prompt=2, value_model="model", precision="fp32"))),
                  "rloo": partial(check_groups, rloo.make_method(Rloo(responses_per_prompt=2))),
                  "grpo": partial(check_groups, grpo.make_method(Grpo(responses_per_prompt=2))),
                  "sft": partial(check_finetuning, own / "sft", "adamw"),

@@ -1,4 +1,4 @@
-"""The programs rloo and grpo on a tiny model: groups, sizes, artifact, merge, mistakes."""
+"""The programs rloo, grpo and ppo with two responses to a prompt, on a tiny model: groups, merge, mistakes."""
 
 import json
 from dataclasses import replace
@@ -8,6 +8,7 @@ import pytest
 from stages import grpo, merge, ppo, rloo
 from stages.recipe.sections.models import Lora, Merge
 from stages.recipe.sections.policy_gradient import Grpo, Rloo
+from stages.recipe.sections.ppo import Ppo
 from stages.recipe.sections.rewards import RewardSource
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer
 from tests.helpers import tiny_models
@@ -16,7 +17,7 @@ SMALL = {"lora": Lora(r=2, dropout=0.0), "precision": "fp32", "rewards": (Reward
          "iterations": 4, "responses_per_prompt": 2, "rollout_prompts": 4, "forward_prompts": 2, "minibatch_prompts": 2,
          "microbatch_prompts": 1, "max_response_tokens": 6, "learning_rate": 1e-3, "validation_prompts": 4,
          "evaluate_every_iterations": 2, "save_every_iterations": 1, "max_kl_nats": 100.0, "log_to": ("jsonl",)}
-PROGRAMS = {"rloo": (rloo, Rloo(**SMALL)), "grpo": (grpo, Grpo(**SMALL))}
+PROGRAMS = {"rloo": (rloo, Rloo(**SMALL)), "grpo": (grpo, Grpo(**SMALL)), "ppo": (ppo, Ppo(**SMALL, epochs=1))}
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +55,11 @@ def test_responses_to_a_prompt_are_together_and_sizes_count_prompts_with_all_of_
     assert [row["minibatches"] for row in rows(out) if "minibatches" in row] == [2] * 4
 
 
-def test_the_artifact_has_no_critic(made):
+def test_the_artifact_has_no_critic_but_ppos(made):
     name, out, metrics, _ = made
+    if name == "ppo":
+        assert {"value_loss", "explained_variance"} <= {key for row in rows(out) for key in row}
+        return
     assert {file.name for file in out.iterdir()} >= {"adapter_model.safetensors", "startup.json", "history.jsonl"}
     assert not [file.name for file in out.rglob("*") if "value" in file.name or "checkpoint" in file.name]
     assert json.loads((out / "startup.json").read_text())["value_head_norm"] is None

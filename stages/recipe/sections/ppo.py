@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from stages.recipe.ranges import COEFFICIENT, COUNT_OR_NONE, LEARNING_RATE, POSITIVE, SHARE
+from stages.recipe.ranges import COEFFICIENT, COUNT_OR_NONE, LEARNING_RATE, POSITIVE, SHARE, Range
 from stages.recipe.schema import setting
 from stages.recipe.sections.policy_gradient import PolicyGradient
 
@@ -37,8 +37,11 @@ class Ppo(PolicyGradient):
     kl_estimator: Literal["k1", "k2", "k3", "absolute"] = setting(
         "k1", "estimator of the KL penalty in the reward; only the gradient of k1 is that of the KL [TRL default: "
         "'kl']")
+    responses_per_prompt: int = setting(
+        1, "responses to each prompt of a rollout, which share its computation; all sizes in prompts count a prompt "
+        "with its responses [script]", within=Range(1, 1000), absent_means=1)
     # No settings: PPO's loss, with the KL in the reward.
-    responses_per_prompt, ratio_level, loss_mean, kl_importance_weight = 1, "token", "token", False
+    ratio_level, loss_mean, kl_importance_weight = "token", "token", False
 
     def __post_init__(self):
         super().__post_init__()
