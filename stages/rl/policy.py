@@ -31,8 +31,8 @@ from stages.modeling.finite_weights import DIVERGED, check_finite
 from stages.modeling.load import autocast
 from stages.modeling.lora import unwrap_peft
 from stages.modeling.packed.forward import own_chunks, packed_hidden_states
-from stages.modeling.packed.sequences import PackedResponses, pack_responses, scatter_to_rows
-from stages.modeling.packed.shared_prefix import pack_rows
+from stages.modeling.packed.sequences import PackedResponses, scatter_to_rows
+from stages.modeling.packed.shared_prefix import pack_rows, row_lengths
 from stages.modeling.packed.token_logprobs import logprobs_from_hidden
 from stages.modeling.pretrained import save_adapter, save_adapters, save_model
 from stages.modeling.torch_setup import without_autocast
@@ -198,10 +198,10 @@ class Policy(nn.Module):
         """
         if self.value_shares_policy or not self.has_critic or rollout.values is None:
             return rollout
-        rows = list(zip(rollout.prompts, rollout.responses, strict=True))
-        values, lengths = torch.zeros_like(rollout.values), [len(prompt) + len(response) for prompt, response in rows]
-        for chunk in own_chunks(lengths, forward_prompts):
-            packed = pack_responses(*zip(*(rows[i] for i in chunk), strict=True), self.model.device)
+        prompts, responses, values = rollout.prompts, rollout.responses, torch.zeros_like(rollout.values)
+        for chunk in own_chunks(row_lengths(prompts, responses, self.share_prompts), forward_prompts):
+            packed = pack_rows([prompts[i] for i in chunk], [responses[i] for i in chunk], self.model.device,
+                               self.share_prompts)
             chunk_values = scatter_to_rows(self._values(self._hidden_states(packed, VALUE)), packed)
             values[chunk, : chunk_values.shape[1]] = chunk_values.to(values)
         return replace(rollout, values=group.sum_tensor(values))

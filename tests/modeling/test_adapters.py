@@ -230,6 +230,19 @@ def test_values_that_sampling_cannot_know_are_forwarded_once(base, reward):
     assert head.value_shares_policy and head.fill_values(rollout, 2) is rollout
 
 
+def test_the_values_of_several_responses_to_a_prompt_compute_it_once(base, reward):
+    policy, tokens = moved(load(base, reward, value_model="adapter")), []
+    policy.share_prompts = True
+    rollout = sample(policy.model, [[5] * 40] * 4, max_new_tokens=8, temperature=0.7, stop_ids=(2,),
+                     generator=torch.Generator().manual_seed(0), value_fn=policy.values_from_hidden)
+    hook = policy.causal_model.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: tokens.append(kwargs["input_ids"].numel()), with_kwargs=True)
+    filled = policy.fill_values(rollout, 4)
+    hook.remove()
+    assert len(tokens) == 1 and tokens[0] < 3 * 40
+    assert torch.equal(filled.values, score_rollout(policy, rollout, 4).values) and filled.values.std() > 0.01
+
+
 # A separate value model
 
 def test_a_value_model_learns_apart(base, merged):

@@ -235,7 +235,7 @@ def test_rollouts_hold_the_ids_that_are_scored():
 
 
 def test_a_prompt_that_comes_twice_is_computed_twice_unless_prompts_are_shared():
-    """PPO's rollouts have one response per prompt, and repeat one by chance, where the prompts begin anew."""
+    """Rollouts of one response per prompt repeat one by chance, where the prompts begin anew."""
     policy, tokens = make_policy(), []
     hook = policy.causal_model.get_decoder().register_forward_pre_hook(
         lambda module, args, kwargs: tokens.append(kwargs["input_ids"].numel()), with_kwargs=True)
