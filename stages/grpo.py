@@ -38,4 +38,4 @@ def make_method(config: Grpo) -> PolicyGradientMethod:
         "grpo",
         partial(grpo_advantages, responses_per_prompt=config.responses_per_prompt,
                 scale_rewards=config.scale_rewards),
-        kl_in="loss", responses_per_prompt=config.responses_per_prompt)
+        kl_in="loss")

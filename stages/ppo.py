@@ -66,8 +66,7 @@ OF_OWN_PROMPTS = ("prompt_column", "prompt_template", "evaluation_prompts")
 class PolicyGradientMethod:
     """What distinguishes a policy gradient method.
 
-    name: of its program. value_model: as in the recipe's section `ppo`; None: no critic. responses_per_prompt: rows of
-    a rollout that belong to one prompt.
+    name: of its program. value_model: as in the recipe's section `ppo`; None: no critic.
     """
 
     name: str
@@ -76,7 +75,6 @@ class PolicyGradientMethod:
     critic_learning_rate: float | None = None
     kl_in: Literal["reward", "loss"] = "reward"
     kl_estimator: str = "k1"
-    responses_per_prompt: int = 1
 
     def say(self, text: str) -> None:
         """Print a line of this program."""
@@ -112,7 +110,7 @@ def make_method(config: Ppo) -> PolicyGradientMethod:
                 critic_gae_lambda=config.critic_gae_lambda, variance=config.advantage_variance,
                 whiten_rewards=config.whiten_rewards),
         value_model=config.value_model, critic_learning_rate=config.critic_learning_rate,
-        kl_estimator=config.kl_estimator, responses_per_prompt=config.responses_per_prompt)
+        kl_estimator=config.kl_estimator)
 
 
 def train_policy(
@@ -203,7 +201,7 @@ def build_trainer(
         inputs.policy, inputs.reward, tune=config.tune, value_model=method.value_model, lora=asdict(config.lora),
         precision=config.precision, temperature=config.temperature,
         gradient_checkpointing=config.gradient_checkpointing,
-        cpu_kernels=config.cpu_kernels, share_prompts=method.responses_per_prompt > 1)
+        cpu_kernels=config.cpu_kernels, share_prompts=config.responses_per_prompt > 1)
     if config.sharding == "fsdp":
         policy.shard()
     method.say(f"check  {check_trained_model(policy.model, plain)}")
@@ -223,18 +221,18 @@ def build_trainer(
         kl_controller=KlController(config.kl_coefficient, config.kl_target_nats, config.kl_horizon_responses),
         sampling=replace(SamplingParams(**select_settings(SamplingParams, config)), stop_ids=stop_ids),
         estimate_advantages=method.estimate_advantages,
-        update_settings=update_settings(config, method),
+        update_settings=update_settings(config),
         kl_estimator=method.kl_estimator,
-        forward_prompts=config.forward_prompts * method.responses_per_prompt,
+        forward_prompts=config.forward_prompts * config.responses_per_prompt,
         kl_in=method.kl_in,
     ), reward_functions
 
 
-def update_settings(config: PolicyGradient, method: PolicyGradientMethod) -> UpdateSettings:
+def update_settings(config: PolicyGradient) -> UpdateSettings:
     """Take the update's settings from the section; its sizes in prompts become rows."""
     settings = UpdateSettings(**select_settings(UpdateSettings, config))
-    return replace(settings, minibatch_prompts=settings.minibatch_prompts * method.responses_per_prompt,
-                   microbatch_prompts=settings.microbatch_prompts * method.responses_per_prompt)
+    return replace(settings, minibatch_prompts=settings.minibatch_prompts * config.responses_per_prompt,
+                   microbatch_prompts=settings.microbatch_prompts * config.responses_per_prompt)
 
 
 def parameter_groups(config: PolicyGradient, method: PolicyGradientMethod, policy: Policy) -> list:
@@ -263,12 +261,12 @@ def check_startup(
     reward_functions: list[RewardFunction],
 ) -> StartupReport:
     """Before the first update, print the plan and the memory it needs, and check that the parts fit together."""
-    trainer, rows = loop.trainer, config.rollout_prompts * method.responses_per_prompt
-    method.say(describe_plan(config, method, len(loop.prompts)))
+    trainer, rows = loop.trainer, config.rollout_prompts * config.responses_per_prompt
+    method.say(describe_plan(config, len(loop.prompts)))
     longest = longest_rollout(loop.prompts, rows)
     for line in plan_memory(trainer, config.optimizer, longest, reward_functions):
         method.say(line)
-    microbatch = config.microbatch_prompts * method.responses_per_prompt
+    microbatch = config.microbatch_prompts * config.responses_per_prompt
     rollout = collect_rollout(trainer.policy, loop.next_prompts()[:microbatch], trainer.sampling,
                               loop.generator("startup"), microbatch)
     report = run_checks(trainer.policy, rollout, tokenizer, classifier_models(reward_functions, tokenizer),
@@ -277,10 +275,10 @@ def check_startup(
     return report
 
 
-def describe_plan(config: PolicyGradient, method: PolicyGradientMethod, prompts: int) -> str:
+def describe_plan(config: PolicyGradient, prompts: int) -> str:
     """Describe in a line how many prompts, responses and optimizer steps the run has."""
     minibatches = config.rollout_prompts // config.minibatch_prompts
-    responses = f" x {method.responses_per_prompt} responses" if method.responses_per_prompt > 1 else ""
+    responses = f" x {config.responses_per_prompt} responses" if config.responses_per_prompt > 1 else ""
     return (f"{prompts} prompts; {config.iterations} iterations x {config.rollout_prompts} prompts{responses} x "
             f"{config.epochs} epochs x {minibatches} minibatches of {config.minibatch_prompts} = "
             f"{config.iterations * config.epochs * minibatches} optimiser steps; "

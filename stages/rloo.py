@@ -38,4 +38,4 @@ def make_method(config: Rloo) -> PolicyGradientMethod:
         "rloo",
         partial(rloo_advantages, responses_per_prompt=config.responses_per_prompt,
                 normalize=config.normalize_advantages),
-        kl_estimator=config.kl_estimator, responses_per_prompt=config.responses_per_prompt)
+        kl_estimator=config.kl_estimator)

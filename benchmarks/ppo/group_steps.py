@@ -10,7 +10,7 @@ from transformers import logging
 from benchmarks.ppo import workload
 from stages import grpo, ppo, rloo
 from stages.modeling import torch_setup
-from stages.ppo import PolicyGradientMethod, parameter_groups, update_settings
+from stages.ppo import parameter_groups, update_settings
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.policy_gradient import Grpo, Rloo
 from stages.recipe.sections.ppo import Ppo
@@ -28,7 +28,7 @@ METHODS = {"ppo_head": (ppo, partial(Ppo, value_model="head")), "ppo_model": (pp
            "rloo": (rloo, Rloo), "grpo": (grpo, Grpo)}
 
 
-def build(shape: workload.Shape, method: str, responses: int) -> tuple[PolicyGradientTrainer, PolicyGradientMethod]:
+def build(shape: workload.Shape, method: str, responses: int) -> PolicyGradientTrainer:
     """Build the trainer of a method; `responses` to a prompt, for the methods that have several."""
     program, section = METHODS[method]
     grouped = {"responses_per_prompt": responses} if program is not ppo else {}
@@ -58,17 +58,16 @@ def build(shape: workload.Shape, method: str, responses: int) -> tuple[PolicyGra
                                    ShapingSettings(**select_settings(ShapingSettings, config))),
         kl_controller=KlController(workload.KL_COEFFICIENT, None, 10_000),
         sampling=SamplingParams(1.0, (workload.NO_EOS,), "until_stop", 1, shape.response),
-        update_settings=update_settings(config, algorithm), kl_estimator=algorithm.kl_estimator,
-        forward_prompts=shape.minibatch, reuse_rollout_logprobs=True), algorithm
+        update_settings=update_settings(config), kl_estimator=algorithm.kl_estimator,
+        forward_prompts=shape.minibatch, reuse_rollout_logprobs=True)
 
 
 def take_step(
-    trainer: PolicyGradientTrainer, algorithm: PolicyGradientMethod, prompts: list[list[int]], shape: workload.Shape,
-    generator: torch.Generator
+    trainer: PolicyGradientTrainer, prompts: list[list[int]], shape: workload.Shape, generator: torch.Generator
 ) -> None:
     """Take a step with `shape.batch` responses to the first of the prompts; assert that it did the whole work."""
-    rows = [prompt for prompt in prompts[:shape.batch // algorithm.responses_per_prompt]
-            for _ in range(algorithm.responses_per_prompt)]
+    count = trainer.update_settings.responses_per_prompt
+    rows = [prompt for prompt in prompts[:shape.batch // count] for _ in range(count)]
     row, timing = trainer.step(rows, lambda purpose: generator)
     assert timing["tokens"] == shape.batch * shape.response
     assert row["minibatches"] == shape.epochs * shape.batch // shape.minibatch
@@ -78,11 +77,11 @@ def main() -> None:
     """Time the steps of one method, and write the seconds of each to the file in --out."""
     arguments = workload.parse_worker_arguments(__doc__, method=(str, "rloo"), responses=(int, 4))
     shape, generator = arguments.shape, torch.Generator().manual_seed(0)
-    trainer, algorithm = build(shape, arguments.method, arguments.responses)
+    trainer = build(shape, arguments.method, arguments.responses)
     steps, clock = workload.prompts(shape, 1 + arguments.steps), workload.Clock()
     clock.start_step()
     for prompts in steps:
-        take_step(trainer, algorithm, prompts, shape, generator)
+        take_step(trainer, prompts, shape, generator)
         clock.end_step()
     workload.write_results(arguments.out, clock, PACKAGES)
 

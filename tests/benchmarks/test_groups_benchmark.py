@@ -10,13 +10,13 @@ TINY = workload.Shape(width=32, layers=1, vocabulary=64, prompts=(3, 5), respons
 
 @pytest.mark.parametrize("method", ["ppo_model", "rloo", "grpo"])
 def test_a_step_has_the_same_responses_and_minibatches_whatever_the_method(method):
-    trainer, algorithm = group_steps.build(TINY, method, responses=4)
-    count = algorithm.responses_per_prompt
+    trainer = group_steps.build(TINY, method, responses=4)
+    count = trainer.update_settings.responses_per_prompt
     assert count == (1 if method == "ppo_model" else 4) and trainer.policy.has_critic == (method == "ppo_model")
     (prompts,) = workload.prompts(TINY, 1)
-    group_steps.take_step(trainer, algorithm, prompts, TINY, torch.Generator().manual_seed(0))
+    group_steps.take_step(trainer, prompts, TINY, torch.Generator().manual_seed(0))
     with pytest.raises(AssertionError):
-        group_steps.take_step(trainer, algorithm, prompts[:1], TINY, torch.Generator().manual_seed(0))
+        group_steps.take_step(trainer, prompts[:1], TINY, torch.Generator().manual_seed(0))
 
 
 def test_goals_compare_with_ppo_and_with_trl():

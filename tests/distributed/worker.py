@@ -135,7 +135,7 @@ def check_groups(method: PolicyGradientMethod) -> tuple[dict, dict]:
         update_settings=replace(UPDATE, minibatch_prompts=4, loss_mean="sequence",
                                 value_coefficient=0.1 if method.value_model else 0.0),
         kl_estimator="k1", forward_prompts=4, estimate_advantages=method.estimate_advantages)
-    prompts = [prompt for prompt in PROMPTS for _ in range(method.responses_per_prompt)]
+    prompts = [prompt for prompt in PROMPTS for _ in range(2)]
     rows = [trainer.step(prompts, lambda purpose, i=i: torch.Generator().manual_seed(i))[0] for i in range(3)]
     after = collect_rollout(policy, prompts, trainer.sampling, torch.Generator().manual_seed(9), 4)
     return {"rows": rows, "state": trainer.state(), "tokens": after.responses}, weights(policy)

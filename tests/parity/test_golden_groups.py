@@ -41,7 +41,7 @@ def compute(case: str, number: int) -> tuple[dict[str, torch.Tensor], torch.Tens
     trajectory = Trajectory(logprobs=x["old"], ref_logprobs=x["ref"], values=zeros, mask=x["mask"],
                             advantages=advantages, returns=returns, **rows_of(x["mask"]))
     policy = GivenPolicy(x["new"], zeros, x["mask"])
-    settings = UpdateSettings(**vars(update_settings(config, method)) | {
+    settings = UpdateSettings(**vars(update_settings(config)) | {
         "clip_range": GOLDEN["clip_range"]})
     rows = len(x["mask"])
     # In two microbatches, as shares of one mean.
