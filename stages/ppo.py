@@ -28,6 +28,7 @@ from stages.evaluation.reward_model_check import check_reward_models
 from stages.generation.prompts import draw_prompts, split_prompts
 from stages.modeling import families, torch_setup
 from stages.modeling.compatible_files import save_chat_template
+from stages.modeling.final_norm import check_divisible
 from stages.modeling.load import check_whole_model
 from stages.modeling.pretrained import check_causal
 from stages.modeling.tokenizer import load_shared_tokenizer, load_tokenizer
@@ -117,7 +118,8 @@ def train_policy(
     config: PolicyGradient, out: Path, method: PolicyGradientMethod, inputs: Inputs, context: RunContext | None
 ) -> dict[str, float | str]:
     """Train the policy and fill `out` with it (a PEFT adapter or a whole model), the critic's files if there is one,
-    the tokenizer, startup.json, and the series history, timing and samples .jsonl; return the manifest's metrics.
+    the tokenizer, startup.json, final_temperatures.json, and the series history, timing and samples .jsonl; return the
+    manifest's metrics.
     """
     check_whole_model(inputs.policy)
     check_given(config, method.value_model, inputs)
@@ -148,6 +150,7 @@ def train_policy(
     checkpoint.delete_checkpoints(out)
     return {
         "best_iteration": loop.best["iteration"],
+        "final_temperature": trainer.policy.final_temperature,
         "iterations": loop.iteration,
         "stopped_early": bool(loop.stopping.reason),
         "validation_reward": loop.best["reward"],
@@ -202,6 +205,8 @@ def build_trainer(
         precision=config.precision, temperature=config.temperature,
         gradient_checkpointing=config.gradient_checkpointing,
         cpu_kernels=config.cpu_kernels, share_prompts=config.responses_per_prompt > 1)
+    if config.final_temperatures:
+        check_divisible(policy.causal_model)
     if config.sharding == "fsdp":
         policy.shard()
     method.say(f"check  {check_trained_model(policy.model, plain)}")

@@ -4,10 +4,11 @@ import json
 from functools import partial
 from pathlib import Path
 
+import torch
 from huggingface_hub import constants, snapshot_download
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -23,6 +24,7 @@ from stages.runtime.files import check_free_space, is_on_device, link_or_copy, r
 from stages.runtime.processes import is_main
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+PEFT_PREFIX = "base_model.model."  # of the model's own names, in an adapter's file
 FILE_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 
 
@@ -95,19 +97,37 @@ def check_loadable(model: str, folder: Path) -> None:
                          f"{model} is damaged, or its training diverged")
 
 
-def save_adapter(model, tokenizer, out: Path) -> None:
+def save_adapter(model, tokenizer, out: Path, changed: dict[str, torch.Tensor] | None = None) -> None:
     """Save the adapter 'default' with its tokenizer; every process writes the same bytes.
+
+    changed: parameters of whole modules, by name, that take the place of the base's. They are the adapter's
+    `modules_to_save`, which PEFT loads and merges.
 
     Of several processes, which all have the same weights, only the first one saves; likewise below.
     """
     save_adapters(model, out, ["default"])
+    if changed and is_main():
+        _add_modules(out, changed)
     save_tokenizer(tokenizer, out)
 
 
-def save_model(model, tokenizer, out: Path) -> None:
-    """Save a whole model with its tokenizer; ValueError if a weight is not finite."""
+def _add_modules(adapter: Path, changed: dict[str, torch.Tensor]) -> None:
+    tensors = {f"{PEFT_PREFIX}{name}": tensor.cpu().contiguous() for name, tensor in changed.items()}
+    save_file(load_file(adapter / ADAPTER_WEIGHTS) | tensors, adapter / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    config = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    modules = sorted({name.rpartition(".")[0] for name in changed})
+    write_json(adapter / ADAPTER_CONFIG, config | {"modules_to_save": modules})
+
+
+def save_model(model, tokenizer, out: Path, changed: dict[str, torch.Tensor] | None = None) -> None:
+    """Save a whole model with its tokenizer; ValueError if a weight is not finite.
+
+    changed: parameters, by name, that are saved in place of the model's.
+    """
     state = gather_state(model)
     check_finite(model.named_parameters() if state is None else state.items(), DIVERGED)
+    if changed:
+        state = (model.state_dict() if state is None else state) | changed
     if is_main():
         write_model(model, tokenizer, out, state_dict=state)
 

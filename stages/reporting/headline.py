@@ -227,7 +227,9 @@ def _best_state(metrics: dict, start: str = "SFT") -> str:
     if not best:
         return (f" for {count}, none of which was better than the start on held-out prompts: the result is the "
                 f"{start} model itself")
-    return f" for {count}; number {best} was the best on held-out prompts and is the result"
+    divided = metrics.get("final_temperature", 1.0)
+    sharpened = "" if divided == 1 else f", with its logits divided by {divided:g},"
+    return f" for {count}; number {best} was the best on held-out prompts and{sharpened} is the result"
 
 
 def _count_moved(metrics: dict, policy: str) -> str:

@@ -40,6 +40,10 @@ class EarlyStopping:
                        f"({self.evaluations_without_better}) evaluations")
         return False
 
+    def is_better(self, row: dict[str, float], other: dict[str, float]) -> bool:
+        """Check whether an evaluation is better than another one, and within the KL; NaN is neither."""
+        return row["kl"] <= self.rules.max_kl_nats and row["selection_score"] > other["selection_score"]
+
     def state(self) -> dict:
         """Return the state as JSON for a checkpoint."""
         return {name: value for name, value in vars(self).items() if name != "rules"}

@@ -27,6 +27,7 @@ from stages.distributed import group, sharding
 from stages.generation.rollout import Rollout
 from stages.modeling.adapters import POLICY, VALUE, active_adapter, adapter_parameters, is_adapter, merged_adapter
 from stages.modeling.families import backbone, hidden_size
+from stages.modeling.final_norm import divide_final_norm
 from stages.modeling.finite_weights import DIVERGED, check_finite
 from stages.modeling.load import autocast
 from stages.modeling.lora import unwrap_peft
@@ -55,6 +56,7 @@ class Policy(nn.Module):
     """A causal model that is trained whole or by a LoRA adapter, with a linear value head (critic) or without.
 
     The head starts at 0 ("The N Implementation Details of RLHF with PPO") unless `init_value_from_reward` is called.
+    temperature: divides the logits of policy and reference. final_temperature: divides the policy's once more.
     gradient_checkpointing: recompute activations in the backward pass of updates; sampling is not affected.
     share_prompts: compute a prompt with several responses of a batch once; for methods that sample several.
     """
@@ -66,6 +68,7 @@ class Policy(nn.Module):
         super().__init__()
         self.share_prompts = share_prompts
         self.model, self.temperature, self.precision = model.eval(), temperature, precision
+        self.final_temperature = 1.0
         self.value_precision = precision
         self.frozen_copy = None if isinstance(model, PeftModel) else deepcopy(model).requires_grad_(False)
         self.gradient_checkpointing = gradient_checkpointing
@@ -172,7 +175,7 @@ class Policy(nn.Module):
         logprobs = values = torch.zeros(len(packed.token_ids), device=self.model.device)
         if POLICY in roles:
             hidden = self._hidden_states(packed, POLICY)
-            logprobs = self._logprobs(self.causal_model, hidden, packed)
+            logprobs = self._logprobs(self.causal_model, hidden, packed, self.temperature * self.final_temperature)
         if VALUE in roles and self.has_critic:
             values = self._values(hidden if self.value_shares_policy else self._hidden_states(packed, VALUE))
         return TokenScores(scatter_to_rows(logprobs, packed), scatter_to_rows(values, packed), packed.mask)
@@ -182,7 +185,7 @@ class Policy(nn.Module):
         """Compute log-probabilities [B, R] under the reference."""
         packed = pack_rows(prompts, responses, self.model.device, self.share_prompts)
         hidden = self._hidden_states(packed, None)
-        return scatter_to_rows(self._logprobs(unwrap_peft(self.base), hidden, packed), packed)
+        return scatter_to_rows(self._logprobs(unwrap_peft(self.base), hidden, packed, self.temperature), packed)
 
     def values_from_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute values [M], fp32, from the policy's hidden states [M, D]; 0 if they do not come from those."""
@@ -228,14 +231,14 @@ class Policy(nn.Module):
         """Save to `out` the adapter or the whole model with its tokenizer, value_head.safetensors, and the value
         adapter or model, if there is one, in value/; without a critic, no value file.
 
-        Raises ValueError if a weight is not finite.
+        The saved policy has `final_temperature` in its final norm. Raises ValueError if a weight is not finite.
         """
         if self.has_critic:
             check_finite(self.value_head.named_parameters("value_head"), DIVERGED)
-        if self.frozen_copy is None:
-            save_adapter(self.model, tokenizer, out)
-        else:
-            save_model(self.model, tokenizer, out)
+        norm = {}
+        if self.final_temperature != 1:
+            norm = divide_final_norm(self.causal_model, self.final_temperature)
+        (save_adapter if self.frozen_copy is None else save_model)(self.model, tokenizer, out, norm)
         if not self.has_critic:
             return
         if self.value_model is not None:
@@ -243,6 +246,8 @@ class Policy(nn.Module):
         elif not self.value_shares_policy:
             save_adapters(self.base, out, [VALUE])
         head = {name: t.detach().cpu().contiguous() for name, t in self.value_head.state_dict().items()}
+        if self.value_shares_policy:
+            head["weight"] = head["weight"] * self.final_temperature  # values are computed from the divided norm
         save_file(head, out / "value_head.safetensors")
 
     def _rebind_base(self, model: nn.Module) -> None:
@@ -266,9 +271,10 @@ class Policy(nn.Module):
         with without_autocast(hidden):  # sampling calls this under autocast, updates do not
             return self.value_head(hidden.float()).squeeze(-1)
 
-    def _logprobs(self, model: nn.Module, hidden: torch.Tensor, packed: PackedResponses) -> torch.Tensor:
+    def _logprobs(self, model: nn.Module, hidden: torch.Tensor, packed: PackedResponses, temperature: float
+                  ) -> torch.Tensor:
         with autocast(self.precision):
-            return logprobs_from_hidden(model, hidden, packed.token_ids, self.temperature)
+            return logprobs_from_hidden(model, hidden, packed.token_ids, temperature)
 
 
 @contextmanager

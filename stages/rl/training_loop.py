@@ -18,6 +18,7 @@ from stages.generation.sampler import sample_in_batches
 from stages.rl.early_stopping import EarlyStopping, StopRules
 from stages.rl.policy_gradient_trainer import PolicyGradientTrainer
 from stages.rl.trajectory import score_rollout
+from stages.runtime.files import write_json
 from stages.runtime.stage_lines import print_line
 from stages.runtime.stopping import Stopped, StopRequest, deferred
 from stages.stackexchange.prompt import PROMPT_PREFIX, PROMPT_SUFFIX, Template, parse_question
@@ -26,6 +27,7 @@ from stages.training.checkpoint_plan import KEEP_CHECKPOINTS, CheckpointTimer
 from stages.training.loggers import TIMING, TrainingLogger
 
 KL_ANNEAL_SHARE = 0.5  # of the iterations
+FINAL_TEMPERATURES = "final_temperatures.json"
 LOGGED_SAMPLES = 8  # validation prompts whose answers are logged at every evaluation
 
 
@@ -45,12 +47,14 @@ class LoopSettings:
     critic_warmup_iterations: int
     responses_per_prompt: int
     prompt_template: Template
+    final_temperatures: tuple[float, ...]
 
 
 class TrainingLoop:
     """A run of a policy gradient method: the trainer, the iteration, and the best policy so far.
 
-    best: the evaluation row of the best policy, with its `iteration`. name: begins the lines it prints.
+    best: the evaluation row of the best policy, with its `iteration` and, if not 1, its `final_temperature`. name:
+        begins the lines it prints.
     """
 
     def __init__(
@@ -81,7 +85,8 @@ class TrainingLoop:
         return True
 
     def train(self) -> None:
-        """Train until the last iteration or until a stop rule applies, then restore the best policy's weights.
+        """Train until the last iteration or until a stop rule applies, then restore the best policy's weights, and
+        choose its final temperature.
 
         On a signal, a checkpoint is saved after the iteration at work, and Stopped is raised.
         """
@@ -92,6 +97,7 @@ class TrainingLoop:
         if self.stopping.reason:
             print_line(f"{self.name}: stopped: {self.stopping.reason}")
         self._load_weights(self.best_weights)
+        self._choose_temperature()
 
     def next_prompts(self) -> list[list[int]]:
         """Return the prompts of the next iteration, one for each response: those to one prompt are together."""
@@ -135,24 +141,37 @@ class TrainingLoop:
     def _evaluate(self) -> None:
         """Evaluate on the validation prompts, with the same random numbers each time, and keep the best policy.
 
-        The coefficient of `selection_score` is `kl_coefficient`; that of `objective` is also annealed or adapted. The
-        start model's answers, if they give the scale of the reward, are those of iteration 0.
+        The start model's answers, if they give the scale of the reward, are those of iteration 0.
         """
         trainer = self.trainer
         rollout = self._sample_validation()
         if self.iteration == 0:
             trainer.reward_shaper.measure_start(rollout)
             trainer.policy.rescale_values(*trainer.reward_shaper.score_units())
-        shaped = trainer.reward_shaper(rollout, update_statistics=False)
-        kl = score_rollout(trainer.policy, rollout, trainer.forward_prompts).sequence_kl()
-        score = trainer.reward_shaper.selection_score(shaped, kl, self.settings.kl_coefficient)
-        row = {"reward": float(shaped.rewards.mean()), "kl": kl, "selection_score": score,
-               **shaped.metrics(), **rollout.metrics()}
+        row, rewards = self._measure(rollout)
         self.logger.log_metrics(self.iteration, {f"validation_{name}": value for name, value in row.items()})
-        self._log_samples(rollout, shaped.rewards)
+        self._log_samples(rollout, rewards)
         if self.stopping.check_evaluation(row):
             self.best = {**row, "iteration": self.iteration}
             self.best_weights = {name: p.detach().clone() for name, p in trainer.policy.trainable_parameters().items()}
+
+    def _choose_temperature(self) -> None:
+        """Evaluate the best policy at each of `final_temperatures`, and keep the temperature with the best score.
+
+        The start model keeps its own: a gain by temperature alone is none of training. Writes FINAL_TEMPERATURES.
+        """
+        if not self.settings.final_temperatures or self.best["iteration"] == 0:
+            return
+        policy, rows = self.trainer.policy, []
+        for temperature in self.settings.final_temperatures:
+            policy.final_temperature = temperature
+            rows.append(self._measure(self._sample_validation())[0] | {"final_temperature": temperature})
+            if self.stopping.is_better(rows[-1], self.best):
+                self.best |= rows[-1]
+        policy.final_temperature = self.best.get("final_temperature", 1.0)
+        write_json(self.out / FINAL_TEMPERATURES, rows)
+        print_line(f"{self.name}: the policy's logits are divided by {policy.final_temperature:g}; selection_score "
+                   f"{self.best['selection_score']:.4g} on held-out prompts")
 
     def _sample_validation(self) -> Rollout:
         policy, sampling = self.trainer.policy, self.trainer.sampling
@@ -161,7 +180,19 @@ class TrainingLoop:
                 model, self.validation_prompts, self.settings.rollout_prompts * self.settings.responses_per_prompt,
                 self.settings.seed,
                 precision=policy.precision, max_new_tokens=sampling.max_response_tokens,
-                temperature=sampling.temperature, stop_ids=sampling.stop_ids)
+                temperature=sampling.temperature * policy.final_temperature, stop_ids=sampling.stop_ids)
+
+    def _measure(self, rollout: Rollout) -> tuple[dict[str, float], torch.Tensor]:
+        """Measure the policy by its answers to the validation prompts; return the evaluation row and the rewards [N].
+
+        The coefficient of `selection_score` is `kl_coefficient`; that of `objective` is also annealed or adapted.
+        """
+        trainer = self.trainer
+        shaped = trainer.reward_shaper(rollout, update_statistics=False)
+        kl = score_rollout(trainer.policy, rollout, trainer.forward_prompts).sequence_kl()
+        score = trainer.reward_shaper.selection_score(shaped, kl, self.settings.kl_coefficient)
+        return {"reward": float(shaped.rewards.mean()), "kl": kl, "selection_score": score, **shaped.metrics(),
+                **rollout.metrics()}, shaped.rewards
 
     def _log_samples(self, rollout: Rollout, rewards: torch.Tensor) -> None:
         samples = zip(rollout.prompts, rollout.decode(self.tokenizer), rollout.ended, rewards.tolist(), strict=True)

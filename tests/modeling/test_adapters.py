@@ -332,6 +332,44 @@ def test_after_training_the_reference_is_still_the_sft_model(base, reward, tune,
         assert not same(actual, sft, atol=1e-2) and same(actual, log_p_of(policy.model))
 
 
+# The final temperature
+
+@pytest.mark.parametrize("tune", ["lora", "full"])
+@torch.no_grad()
+def test_a_final_temperature_divides_the_policys_logits_alone_and_goes_through_merge(base, reward, tmp_path, tune):
+    policy = moved(load(base, reward, tune=tune))
+    before, reference = policy(PROMPTS, ANSWERS), policy.ref_logprobs(PROMPTS, ANSWERS)
+    policy.final_temperature = 0.6
+    after = policy(PROMPTS, ANSWERS)
+    assert torch.equal(policy.ref_logprobs(PROMPTS, ANSWERS), reference)
+    assert torch.equal(after.values, before.values)
+    assert not torch.allclose(after.logprobs, before.logprobs, atol=0.05)
+    policy.save(tmp_path / "ppo", tokenizer.load_tokenizer(base))
+    assert torch.equal(policy(PROMPTS, ANSWERS).logprobs, after.logprobs)
+    actual = tiny_models.merge(base, [tmp_path / "ppo"], tmp_path / "merged")
+    assert actual["merge_difference"] < 1e-4
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")  # sampled at 0.7, as the policy was in training
+    assert same(after.logprobs, log_p_of(merged))
+    if tune == "lora":
+        assert same(after.logprobs, log_p_of(PeftModel.from_pretrained(
+            AutoModelForCausalLM.from_pretrained(base), tmp_path / "ppo")))
+    head = load_file(tmp_path / "ppo/value_head.safetensors")
+    prompt = torch.tensor([PROMPTS[0]])
+    values = merged.model(prompt).last_hidden_state[0, -1].float() @ head["weight"].T + head["bias"]
+    assert torch.allclose(values, before.values[0, 0], atol=1e-4) and values.abs() > 0.01
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_final_temperature_is_merged_in_bf16_too(base, reward, tmp_path, dtype):
+    policy = moved(load(base, reward, precision="bf16"))
+    policy.final_temperature = 0.6
+    policy.save(tmp_path / "ppo", tokenizer.load_tokenizer(base))
+    tiny_models.merge(base, [tmp_path / "ppo"], tmp_path / "merged", dtype=dtype, check_precision="bf16")
+    plain, divided = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).model.norm.weight
+                      for folder in (base, tmp_path / "merged"))
+    assert torch.allclose(divided, plain / 0.6, rtol=0.01)
+
+
 # The whole model
 
 def test_full_tuning_learns_what_autograd_says_of_a_plain_model(base, reward):

@@ -11,6 +11,7 @@ from stages.finetuning.packing import PackedRow, summed_lm_loss
 from stages.generation import sampler
 from stages.modeling import lora
 from stages.modeling.adapters import load_score_head
+from stages.modeling.final_norm import check_divisible, divide_final_norm
 from stages.modeling.load import load_causal
 from stages.modeling.output_layer import check_logits
 from stages.modeling.packed import forward
@@ -241,6 +242,22 @@ def test_gradients_are_those_of_transformers_own_loss(bases, family):
     summed_lm_loss(model, [PackedRow(np.array(row), np.arange(len(row)) > 0) for row in ROWS], "fp32").backward()
     for (name, parameter), own in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert torch.allclose(parameter.grad, own.grad, atol=1e-3, rtol=1e-3), name
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *POLICIES])
+@torch.no_grad()
+def test_a_divided_final_norm_divides_the_logits_or_is_refused(bases, family):
+    model, ids = load_causal(bases(family)), torch.tensor([ROWS[0]])
+    if family in ("gemma 2", "phi", "gptj", "opt-350m"):  # a cap; a bias after the norm, twice; no norm
+        with pytest.raises(ValueError, match=f"of {model.config.model_type} does not divide its logits: set it to "):
+            check_divisible(model)
+        return
+    check_divisible(model)
+    before = model(ids).logits
+    divided = divide_final_norm(model, 0.6)
+    assert torch.equal(model(ids).logits, before)
+    assert not model.load_state_dict(divided, strict=False).unexpected_keys
+    assert torch.allclose(model(ids).logits, before / 0.6, rtol=1e-4, atol=1e-5)
 
 
 def test_a_table_of_positions_has_an_end_and_rotary_ones_do_not(bases):

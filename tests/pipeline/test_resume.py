@@ -22,7 +22,7 @@ dpo: {precision: fp32, batch_pairs: 4, microbatch_pairs: 2, epochs: 1.0, learnin
 ppo: {precision: fp32, iterations: 8, rollout_prompts: 8, minibatch_prompts: 4, microbatch_prompts: 4, epochs: 2,
       max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 4,
       save_every_iterations: 3, require_reward: none, reward_scaling: running, optimizer: adamw_8bit,
-      critic_warmup_iterations: 2}
+      critic_warmup_iterations: 2, final_temperatures: [1.1, 0.95, 0.9]}
 rloo: {precision: fp32, iterations: 6, rollout_prompts: 4, responses_per_prompt: 2, minibatch_prompts: 2,
        microbatch_prompts: 2,
        max_response_tokens: 8, learning_rate: 1.0e-3, validation_prompts: 8, evaluate_every_iterations: 4,
@@ -126,6 +126,7 @@ def test_killed_and_resumed_equals_uninterrupted(library_forks, others, made, st
     }
     assert "adapter_model.safetensors" in whole["files"] and "history.jsonl" in whole["files"]
     assert whole["metrics"] == cut["metrics"] and "resumed at" in said
+    assert ("final_temperatures.json" in whole["files"]) == (stage == "ppo")
     assert not (made / f"{stage}-cut.partial").exists()
 
 

@@ -1,12 +1,15 @@
-"""The outer loop: when it saves."""
+"""The outer loop: when it saves, and which temperature it ends with."""
 
+import json
+from math import inf, nan
 from types import SimpleNamespace
 
 import pytest
 
 from stages.recipe.recipe import select_settings
 from stages.recipe.sections.ppo import Ppo
-from stages.rl.training_loop import LoopSettings, TrainingLoop
+from stages.rl.early_stopping import EarlyStopping, StopRules
+from stages.rl.training_loop import FINAL_TEMPERATURES, LoopSettings, TrainingLoop
 from stages.runtime.stopping import StopRequest
 from stages.training import checkpoint_plan
 
@@ -40,3 +43,42 @@ def test_checkpoints_by_time_come_beside_the_others_and_evaluate_nothing(monkeyp
     loop = Loop(clock, iterations=12, save_every_iterations=5, evaluate_every_iterations=4, save_every_minutes=minutes)
     loop._iterate(StopRequest())
     assert loop.saved == saved and loop.evaluated == [4, 8, 12]
+
+
+class Cooling(TrainingLoop):
+    """The end of a loop whose policy has a given (score, KL) at each temperature."""
+
+    def __init__(self, out, results, best_iteration):
+        self.results, self.out, self.name = results, out, "ppo"
+        self.settings = SimpleNamespace(final_temperatures=tuple(results))
+        self.trainer = SimpleNamespace(policy=SimpleNamespace(final_temperature=1.0))
+        self.stopping = EarlyStopping(StopRules(max_kl_nats=5.0, patience_evaluations=None))
+        self.best = {"selection_score": 0.5, "kl": 2.0, "iteration": best_iteration}
+
+    def _sample_validation(self):
+        return self.trainer.policy.final_temperature
+
+    def _measure(self, rollout):
+        score, kl = self.results[rollout]
+        return {"selection_score": score, "kl": kl}, None
+
+
+@pytest.mark.parametrize(("results", "best_iteration", "chosen"), [
+    ({0.9: (0.6, 2.1), 0.8: (0.7, 2.2), 0.7: (0.65, 2.3)}, 9, 0.8),
+    ({0.9: (0.4, 2.1), 0.8: (0.3, 2.2)}, 9, 1.0),
+    ({0.9: (0.6, 2.1), 0.8: (0.7, 5.1)}, 9, 0.9),  # above max_kl_nats
+    ({0.9: (nan, 2.1), 0.8: (0.9, nan), 0.7: (0.6, inf)}, 9, 1.0),
+    ({0.9: (0.6, 2.1)}, 0, 1.0),  # the start model
+    ({}, 9, 1.0),
+])
+def test_the_final_temperature_has_the_best_score_within_the_kl(tmp_path, results, best_iteration, chosen):
+    loop = Cooling(tmp_path, results, best_iteration)
+    loop._choose_temperature()
+    assert loop.trainer.policy.final_temperature == chosen
+    score, kl = results[chosen] if chosen != 1 else (0.5, 2.0)
+    assert (loop.best["selection_score"], loop.best["kl"], loop.best["iteration"]) == (score, kl, best_iteration)
+    if best_iteration and results:
+        rows = json.loads((tmp_path / FINAL_TEMPERATURES).read_text())
+        assert [row["final_temperature"] for row in rows] == list(results)
+    else:
+        assert not (tmp_path / FINAL_TEMPERATURES).exists()

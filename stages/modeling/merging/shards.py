@@ -19,7 +19,7 @@ from transformers.core_model_loading import dot_natural_key
 
 from stages.modeling.compatible_files import add_rope_of_transformers_4
 from stages.modeling.lora import unwrap_peft
-from stages.modeling.pretrained import ADAPTER_WEIGHTS
+from stages.modeling.pretrained import ADAPTER_WEIGHTS, PEFT_PREFIX
 from stages.runtime.files import write_text
 
 FILE_PATTERN, INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
@@ -32,7 +32,7 @@ class AdapterLayers:
     def __init__(self, model: PeftModel, adapter: Path):
         self.layers = {name: module for name, module in unwrap_peft(model).named_modules()
                        if isinstance(module, LoraLayer)}
-        self.whole = {name.removeprefix("base_model.model."): tensor
+        self.whole = {name.removeprefix(PEFT_PREFIX): tensor
                       for name, tensor in load_file(adapter / ADAPTER_WEIGHTS).items() if ".lora_" not in name}
 
 

@@ -61,6 +61,10 @@ class PolicyGradient(RewardSettings, ShardedTraining):
         within=Range(0, 2**31 - 1))
     temperature: float = setting(
         1.0, "divides the logits of the old, the new and the reference policy alike [script]", within=TEMPERATURE)
+    final_temperatures: tuple[float, ...] = setting(
+        (), "temperatures, beside 1, that the best policy is tried with on the validation prompts after training; its "
+        "logits are divided for good by the one with the best validation_selection_score; []: by none [ours]",
+        within=TEMPERATURE, absent_means=[])
     learning_rate: float = setting(1.4e-5, "learning rate [run]", within=LEARNING_RATE)
     learning_rate_decay: bool = setting(
         False, "decay the learning rate linearly to 0 over the run [N implementation details; script: off]")
