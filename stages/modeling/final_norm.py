@@ -25,7 +25,7 @@ def check_divisible(model: PreTrainedModel) -> None:
     if norm is not None:
         hidden = _probe(norm)
         expected = layer(norm(hidden)) / 2
-        logits = layer(_divide(norm, 2.0)(hidden).to(hidden))
+        logits = layer(_divide(norm, 2.0).to(hidden.dtype)(hidden))
         if (logits - expected).abs().max() <= 4 * torch.finfo(hidden.dtype).eps * expected.abs().max():
             return
     raise ValueError(f"final_temperatures: scaling the norm after the last layer of {model.config.model_type} does not "

@@ -81,7 +81,7 @@ def value_at(stage: str, name: str, end: str) -> object:
         value = SMALL
     if within.below and end == "+":
         value = math.nextafter(within.high, 0)
-    return [value] if name in ("temperatures", "best_of", "stop_ids") else value
+    return [value] if name in ("temperatures", "final_temperatures", "best_of", "stop_ids") else value
 
 
 def ends_together(stage: str, end: str) -> dict[str, object]:
