@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from stages.artifacts.artifact import read_manifest
 from tests.helpers import tiny_models
@@ -165,9 +167,13 @@ def test_no_pickle_in_any_artifact(made):
 
 
 def test_a_base_weight_never_moves(made):
-    """The adapters hold LoRA matrices and the score head, nothing of the base (CORRECTNESS S5)."""
-    from safetensors import safe_open
-
+    """The adapters hold LoRA matrices and the score head, nothing of the base (CORRECTNESS S5); but a policy with a
+    final temperature has the base's final norm, divided by it."""
+    base = load_file(made / "base/model.safetensors")["model.norm.weight"]
     for stage in ("sft-whole", "reward-whole", "ppo-whole"):
-        with safe_open(made / stage / "adapter_model.safetensors", "pt") as tensors:
-            assert all("lora_" in name or "score" in name for name in tensors.keys())  # noqa: SIM118
+        tensors = load_file(made / stage / "adapter_model.safetensors")
+        temperature = read_manifest(made / stage)["metrics"].get("final_temperature", 1.0)
+        norm = tensors.pop("base_model.model.model.norm.weight", None)
+        assert (norm is None) == (temperature == 1)
+        assert norm is None or torch.allclose(norm, base / temperature)
+        assert all("lora_" in name or "score" in name for name in tensors)
