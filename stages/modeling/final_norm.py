@@ -10,9 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from stages.modeling.families import backbone
-from stages.modeling.output_layer import output_layer
-
-PROBE_ROWS = 4
+from stages.modeling.output_layer import output_layer, probe_inputs
 
 
 @torch.no_grad()
@@ -24,8 +22,7 @@ def check_divisible(model: PreTrainedModel) -> None:
     layer, norm, inputs = output_layer(model), find_final_norm(model), []
     if norm is not None:
         hook = norm.register_forward_hook(lambda module, arguments, output: inputs.append(arguments[0]))
-        ids = torch.arange(2, device=model.device)[None]
-        expected = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits / 2
+        expected = model(**probe_inputs(model)).logits / 2
         hook.remove()
         logits = layer(_divide(norm, 2.0).to(inputs[-1].dtype)(inputs[-1]))
         if (logits - expected).abs().max() <= 8 * torch.finfo(logits.dtype).eps * expected.abs().max():
@@ -56,7 +53,8 @@ def _divide(norm: nn.Module, temperature: float) -> nn.Module:
     Its output is (weight + c) * x + bias: c is 1 in Gemma, else 0, and is what the output has at weight 0.
     """
     divided = deepcopy(norm).float()
-    hidden, zero = _probe(divided), {name: torch.zeros_like(p) for name, p in divided.named_parameters()}
+    hidden = torch.linspace(-1, 1, len(divided.weight)).to(divided.weight)
+    zero = {name: torch.zeros_like(p) for name, p in divided.named_parameters()}
     at_0 = torch.func.functional_call(divided, zero, hidden)
     at_1 = torch.func.functional_call(divided, zero | {"weight": torch.ones_like(divided.weight)}, hidden)
     c = round(float(at_0.norm() / (at_1 - at_0).norm()))
@@ -64,9 +62,3 @@ def _divide(norm: nn.Module, temperature: float) -> nn.Module:
     if getattr(divided, "bias", None) is not None:
         divided.bias.div_(temperature)
     return divided
-
-
-def _probe(norm: nn.Module) -> torch.Tensor:
-    """Draw hidden states [rows, D] for a norm, always the same."""
-    states = torch.randn(PROBE_ROWS, len(norm.weight), generator=torch.Generator().manual_seed(0))
-    return states.to(norm.weight)

@@ -41,6 +41,12 @@ def output_layer(model: PreTrainedModel) -> nn.Module | ChangedLogits:
     return ChangedLogits(layer, changes) if changes else layer
 
 
+def probe_inputs(model: PreTrainedModel) -> dict:
+    """Return the arguments of a forward pass of two tokens."""
+    ids = torch.arange(2, device=model.device)[None]
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+
+
 @torch.no_grad()
 def check_logits(model: PreTrainedModel) -> None:
     """Raise ValueError if a causal model's own logits are not those of `output_layer`.
@@ -48,8 +54,7 @@ def check_logits(model: PreTrainedModel) -> None:
     Training would compute another distribution than the model's. The KL to the reference does not show it: both are
     computed alike.
     """
-    ids = torch.arange(2, device=model.device)[None]
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+    inputs = probe_inputs(model)
     own = model(**inputs).logits
     computed = output_layer(model)(backbone(model)(**inputs).last_hidden_state)
     if not (own - computed).abs().max() <= 4 * torch.finfo(computed.dtype).eps * computed.abs().max():

@@ -26,7 +26,7 @@ class EarlyStopping:
 
         NaN fails both.
         """
-        if not row["kl"] <= self.rules.max_kl_nats:
+        if not self.is_within_kl(row):
             self._stop(f"the KL on held-out prompts, {row['kl']:.3g} nats a response, is above max_kl_nats "
                        f"({self.rules.max_kl_nats:g})")
             return False
@@ -40,9 +40,9 @@ class EarlyStopping:
                        f"({self.evaluations_without_better}) evaluations")
         return False
 
-    def is_better(self, row: dict[str, float], other: dict[str, float]) -> bool:
-        """Check whether an evaluation is better than another one, and within the KL; NaN is neither."""
-        return row["kl"] <= self.rules.max_kl_nats and row["selection_score"] > other["selection_score"]
+    def is_within_kl(self, row: dict[str, float]) -> bool:
+        """Check whether an evaluation's KL is at most max_kl_nats; NaN is not."""
+        return row["kl"] <= self.rules.max_kl_nats
 
     def state(self) -> dict:
         """Return the state as JSON for a checkpoint."""

@@ -235,9 +235,7 @@ class Policy(nn.Module):
         """
         if self.has_critic:
             check_finite(self.value_head.named_parameters("value_head"), DIVERGED)
-        norm = {}
-        if self.final_temperature != 1:
-            norm = divide_final_norm(self.causal_model, self.final_temperature)
+        norm = divide_final_norm(self.causal_model, self.final_temperature) if self.final_temperature != 1 else {}
         (save_adapter if self.frozen_copy is None else save_model)(self.model, tokenizer, out, norm)
         if not self.has_critic:
             return

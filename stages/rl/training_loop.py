@@ -166,8 +166,8 @@ class TrainingLoop:
         for temperature in self.settings.final_temperatures:
             policy.final_temperature = temperature
             rows.append(self._measure(self._sample_validation())[0] | {"final_temperature": temperature})
-            if self.stopping.is_better(rows[-1], self.best):
-                self.best |= rows[-1]
+        allowed = filter(self.stopping.is_within_kl, rows)
+        self.best |= max([self.best, *allowed], key=lambda row: row["selection_score"])  # NaN is never above the first
         policy.final_temperature = self.best.get("final_temperature", 1.0)
         write_json(self.out / FINAL_TEMPERATURES, rows)
         print_line(f"{self.name}: the policy's logits are divided by {policy.final_temperature:g}; selection_score "
