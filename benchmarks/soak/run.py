@@ -41,6 +41,7 @@ from benchmarks.soak.disturbances import (
 ROOT = Path(__file__).parents[2]
 PROJECT = ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "data")
 RUN, DUMP, LOG = Path("results/tiny"), "dump", "soak.log"
+SNAKEMAKE = (sys.executable, "-m", "snakemake")
 # Signal, whether all processes get it (None: left to chance), and whether it waits for a stage to be made.
 KILLS = {"SIGKILL": (signal.SIGKILL, True, False), "SIGTERM": (signal.SIGTERM, None, False),
          "SIGINT": (signal.SIGINT, True, False), "SIGKILL alone": (signal.SIGKILL, False, False),
@@ -63,8 +64,8 @@ class Soak:
 
     def start(self, prepare=None) -> subprocess.Popen:
         """Start Snakemake as a process group of its own; its output is appended to LOG."""
-        command = [sys.executable, "-m", "snakemake", "--cores", "1", self.target, "--config",
-                   "recipe=configs/tiny.yaml", f"dump={DUMP}", "name=tiny"]
+        command = [*SNAKEMAKE, "--cores", "1", self.target, "--config", "recipe=configs/tiny.yaml", f"dump={DUMP}",
+                   "name=tiny"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         with open(self.folder / LOG, "ab") as log:
             self.process = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log,

@@ -2,12 +2,20 @@
 
 import os
 import random
+import sys
 
 from benchmarks.soak import run
 from benchmarks.soak.disturbances import flip_byte
+from tests.helpers.library_forks import IMPORT_VARIABLES
+
+# Its first word is the Python that runs the stages.
+SNAKEMAKE = "import sys; sys.executable = sys.argv.pop(1); from snakemake.cli import main; main()"
 
 
-def test_a_disturbed_run_finishes_with_the_same_artifacts(tmp_path, capfd):
+def test_a_disturbed_run_finishes_with_the_same_artifacts(tmp_path, capfd, monkeypatch, library_forks):
+    monkeypatch.setattr(run, "SNAKEMAKE", (sys.executable, "-c", SNAKEMAKE, str(library_forks.shims / "python")))
+    for name, value in IMPORT_VARIABLES.items():
+        monkeypatch.setenv(name, value)
     words = ["--kills", "3", "--fills", "1", "--flips", "1", "--target", "base", "--folder", str(tmp_path / "soak")]
     code = run.main(words)
     said = capfd.readouterr().out

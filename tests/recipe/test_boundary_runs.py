@@ -40,7 +40,8 @@ NOT_RUN = {
     "base": "scratch.hidden_size+ scratch.intermediate_size+ scratch.layers+",
     "sft": "lora.r+ max_steps+ epochs+",
     "reward": "lora.r+ members+ epochs+ max_sampled_tokens+",
-    "ppo": "lora.r+ iterations+ rollout_prompts+ minibatch_prompts+ microbatch_prompts+ epochs+ max_response_tokens+",
+    "ppo": "lora.r+ iterations+ rollout_prompts+ responses_per_prompt+ minibatch_prompts+ microbatch_prompts+ epochs+ "
+           "max_response_tokens+",
     "dpo": "lora.r+ max_steps+ epochs+",
     "best_of_n": "n+ max_response_tokens+ bootstrap_samples+",
     "expert_iteration": "rounds+ n+ max_response_tokens+ lora.r+ epochs+",
