@@ -25,7 +25,7 @@ ALONE = {
               "max_length_tokens- train_pairs- validation_share+",
     "merge": "max_logit_difference- max_perplexity_change- max_accuracy_change-",
     "ppo": "lora.alpha+ lora.dropout+ max_prompt_tokens- min_response_tokens+ stop_ids+ temperature- "
-           "learning_rate+ critic_learning_rate+ value_coefficient+ kl_coefficient+ "
+           "learning_rate+ critic_learning_rate+ value_coefficient+ kl_coefficient+ responses_per_prompt+ "
            "evaluation_prompts- evaluation_prompts+",
     "dpo": "lora.alpha+ lora.dropout+ learning_rate+ beta- beta+ max_length_tokens- train_pairs- validation_share+",
     "best_of_n": "max_prompt_tokens- temperature-",
@@ -40,8 +40,7 @@ NOT_RUN = {
     "base": "scratch.hidden_size+ scratch.intermediate_size+ scratch.layers+",
     "sft": "lora.r+ max_steps+ epochs+",
     "reward": "lora.r+ members+ epochs+ max_sampled_tokens+",
-    "ppo": "lora.r+ iterations+ rollout_prompts+ responses_per_prompt+ minibatch_prompts+ microbatch_prompts+ epochs+ "
-           "max_response_tokens+",
+    "ppo": "lora.r+ iterations+ rollout_prompts+ minibatch_prompts+ microbatch_prompts+ epochs+ max_response_tokens+",
     "dpo": "lora.r+ max_steps+ epochs+",
     "best_of_n": "n+ max_response_tokens+ bootstrap_samples+",
     "expert_iteration": "rounds+ n+ max_response_tokens+ lora.r+ epochs+",
@@ -65,6 +64,7 @@ BESIDE = {
     "best_of_n+": {"reward_combine": "mean_minus_std"},
     "expert_iteration+": {"reward_combine": "mean_minus_std"},
     "ppo+": {"reward_combine": "mean_minus_std"},
+    "ppo responses_per_prompt+": {"max_response_tokens": 1},
 }
 REPORTS = {"-": Report(side_by_side=0), "+": Report(side_by_side=10**12)}
 
