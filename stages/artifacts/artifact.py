@@ -68,16 +68,22 @@ def digest(source: str | Path) -> str:
     a folder. Raises ArtifactError if the path does not exist or is an unfinished artifact.
     """
     path = Path(source)
+    check_input(path)
     if (path / MANIFEST).is_file():
         return hash_file(path / MANIFEST)
     if path.is_file():
         return hash_input(path)
-    if not path.is_dir():
-        raise ArtifactError(f"there is no {path}: make it first")
-    if (path / REQUEST).exists():
-        raise ArtifactError(f"{path} is not finished (it has no {MANIFEST}): run its stage again")
     lines = [f"{file.relative_to(path)} {sha256}" for file, sha256 in hash_files(list_files(path), hash_input)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def check_input(source: str | Path) -> None:
+    """Raise ArtifactError if a path does not exist or is an unfinished artifact."""
+    path = Path(source)
+    if not (path.is_file() or path.is_dir()):
+        raise ArtifactError(f"there is no {path}: make it first")
+    if (path / REQUEST).exists() and not (path / MANIFEST).is_file():
+        raise ArtifactError(f"{path} is not finished (it has no {MANIFEST}): run its stage again")
 
 
 def digest_request(request: dict) -> str:

@@ -61,6 +61,7 @@ def run_command(file: Path) -> None:
         units = count_units(parsed[0])
         count = processes.count_processes(signature.stage, arguments.get("processes"), units, place)
         if processes.must_launch(count, place):
+            check_inputs(parsed[2])  # here, since each process takes a second to start
             logs = [processes.rank_log(out, rank) for rank in range(count)]
             sys.exit(processes.launch(count, sys.orig_argv[1:], signature.stage, logs))
         processes.limit_threads(signature.stage, units)
@@ -98,7 +99,7 @@ def make(run: Callable, config: object, out: Path, inputs: dict, options: dict |
 def _make(stage: str, load_run: Callable[[], Callable], config: object, out: Path, inputs: dict, options: dict,
           force: bool, verify: bool) -> None:
     request = {"stage": stage, "config": schema.result_settings(config),
-               "inputs": {name: _identify(source) for name, source in inputs.items() if source is not None},
+               "inputs": _identify(inputs),
                **{name: value for name, value in options.items() if isinstance(value, str)}}
     context = RunContext(out.parent / "logs", out.name, artifact.digest_request(request))
     fill = partial(_run, load_run, config, inputs | options, context)
@@ -168,13 +169,21 @@ def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Pat
     return config, artifact_folder(arguments["out"]), inputs, options, arguments["force"], arguments["verify"]
 
 
-def _identify(source: Path | list[str] | dict[str, Path]) -> dict | list[dict]:
-    """Describe an input by path and SHA-256. A source that does not exist here is taken for a hub id."""
-    if isinstance(source, list):
-        return [{"path": item, "sha256": artifact.digest(item) if Path(item).exists() else None} for item in source]
-    if isinstance(source, dict):
-        return {name: _identify(folder) for name, folder in source.items()}
-    return {"path": str(source), "sha256": artifact.digest(source)}
+def _identify(inputs: dict, digest: Callable[[str | Path], str | None] = artifact.digest) -> dict:
+    """Describe each input by path and SHA-256. Of a list, what does not exist here is taken for a hub id."""
+    def identify(source: Path | list[str] | dict[str, Path]) -> dict | list[dict]:
+        if isinstance(source, list):
+            return [{"path": item, "sha256": digest(item) if Path(item).exists() else None} for item in source]
+        if isinstance(source, dict):
+            return _identify(source, digest)
+        return {"path": str(source), "sha256": digest(source)}
+
+    return {name: identify(source) for name, source in inputs.items() if source is not None}
+
+
+def check_inputs(inputs: dict) -> None:
+    """Raise ArtifactError for an input that does not exist, is not finished or is of another kind; hash nothing."""
+    check_input_kinds(list_input_sources(_identify(inputs, artifact.check_input)))
 
 
 def check_input_kinds(sources: dict[str, dict]) -> None:

@@ -109,3 +109,9 @@ def test_a_killed_process_is_one_line_and_another_number_of_processes_continues(
     done = start("kill")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["metrics"]["before"] == 1
+
+
+def test_no_process_starts_for_a_wrong_input(start, tmp_path):
+    done = start("nothing", "--processes", "2", "--base", str(tmp_path / "missing"))
+    assert done.returncode == 1 and f"sft: error: there is no {tmp_path}/missing: make it first" in done.stderr
+    assert not (tmp_path / "logs").exists() and not (tmp_path / "out.partial").exists()
