@@ -65,10 +65,10 @@ def digest(source: str | Path) -> str:
     """Compute the SHA-256 that identifies an input.
 
     For an artifact, that of its manifest, which names its inputs in turn; otherwise that of a file, or of all files in
-    a folder. Raises ArtifactError if the path does not exist or is an unfinished artifact.
+    a folder. Raises ArtifactError as `check_input` does.
     """
+    check_input(source)
     path = Path(source)
-    check_input(path)
     if (path / MANIFEST).is_file():
         return hash_file(path / MANIFEST)
     if path.is_file():

@@ -61,7 +61,8 @@ def run_command(file: Path) -> None:
         units = count_units(parsed[0])
         count = processes.count_processes(signature.stage, arguments.get("processes"), units, place)
         if processes.must_launch(count, place):
-            check_inputs(parsed[2])  # here, since each process takes a second to start
+            # Here, since each process takes a second to start; they hash.
+            check_input_kinds(list_input_sources(_identify(parsed[2], artifact.check_input)))
             logs = [processes.rank_log(out, rank) for rank in range(count)]
             sys.exit(processes.launch(count, sys.orig_argv[1:], signature.stage, logs))
         processes.limit_threads(signature.stage, units)
@@ -169,21 +170,16 @@ def _parse_arguments(signature: Signature, arguments: dict) -> tuple[object, Pat
     return config, artifact_folder(arguments["out"]), inputs, options, arguments["force"], arguments["verify"]
 
 
-def _identify(inputs: dict, digest: Callable[[str | Path], str | None] = artifact.digest) -> dict:
-    """Describe each input by path and SHA-256. Of a list, what does not exist here is taken for a hub id."""
-    def identify(source: Path | list[str] | dict[str, Path]) -> dict | list[dict]:
-        if isinstance(source, list):
-            return [{"path": item, "sha256": digest(item) if Path(item).exists() else None} for item in source]
-        if isinstance(source, dict):
-            return _identify(source, digest)
-        return {"path": str(source), "sha256": digest(source)}
-
-    return {name: identify(source) for name, source in inputs.items() if source is not None}
-
-
-def check_inputs(inputs: dict) -> None:
-    """Raise ArtifactError for an input that does not exist, is not finished or is of another kind; hash nothing."""
-    check_input_kinds(list_input_sources(_identify(inputs, artifact.check_input)))
+def _identify(
+    source: Path | list[str] | dict, digest: Callable[[str | Path], str | None] = artifact.digest
+) -> dict | list[dict]:
+    """Describe an input, or several by name, by path and SHA-256. Of a list, what does not exist is taken for a hub id.
+    """
+    if isinstance(source, list):
+        return [{"path": item, "sha256": digest(item) if Path(item).exists() else None} for item in source]
+    if isinstance(source, dict):
+        return {name: _identify(folder, digest) for name, folder in source.items() if folder is not None}
+    return {"path": str(source), "sha256": digest(source)}
 
 
 def check_input_kinds(sources: dict[str, dict]) -> None:
