@@ -18,7 +18,12 @@ from stages.artifacts.lineage import find_input
 from stages.evaluation.policy_comparison import PolicyComparison
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
 from stages.evaluation.summary import SAMPLES
-from stages.generation.best_of_n import attainable_objective, measure_optimum, tilt_curve
+from stages.generation.best_of_n import (
+    attainable_objective,
+    extrapolated_objective,
+    measure_optimum,
+    tilt_curve,
+)
 from stages.rewards.reward_functions import MODEL
 from stages.rewards.shaping import ShapingSettings, shape_rewards
 from stages.runtime.series import read_history
@@ -118,7 +123,8 @@ def measure_attainable(comparison: PolicyComparison, objectives: dict[str, Objec
     Returns: `samples`, a prompt. `curve`: gain and KL of the tilt by the unshaped reward, for falling beta
         (best_of_n.tilt_curve). `policies`: of each policy with a known objective, `optimum`
         (best_of_n.measure_optimum), its own `objective`, that of the `start`, and its `share` of the gain, a paired
-        ratio; None where no sample differs in reward from another.
+        ratio, and `share_extrapolated`, of the extrapolated optimum; None where no sample differs in reward from
+        another.
     """
     if SAMPLES not in comparison.answers:
         return None
@@ -146,9 +152,13 @@ def compare_with_optimum(rewards: np.ndarray, own: np.ndarray, one: np.ndarray, 
     start, prompts = rewards.mean(1), np.arange(len(rewards))
     gained, control = own - start, one - start
     slope = np.cov(gained, control, bias=True)[0, 1] / control.var() if control.var() else 0.0
-    gain = np.where(rewards.max(1) > rewards.min(1), attainable_objective(rewards, beta) - start, 0.0)
     estimate_mean = partial(bootstrap_mean, samples=samples, seed=seed)
+
+    def estimate_share(optimum: np.ndarray) -> dict | None:
+        gain = np.where(rewards.max(1) > rewards.min(1), optimum - start, 0.0)
+        return bootstrap_statistic(lambda sums: sums[0] / sums[1], np.stack([gained - slope * control, gain]), prompts,
+                                   samples=samples, seed=seed)
     return {"optimum": measure_optimum(rewards, beta, estimate_mean),
             "objective": estimate_mean(own, prompts), "start": estimate_mean(start, prompts),
-            "share": bootstrap_statistic(lambda sums: sums[0] / sums[1], np.stack([gained - slope * control, gain]),
-                                         prompts, samples=samples, seed=seed)}
+            "share": estimate_share(attainable_objective(rewards, beta)),
+            "share_extrapolated": estimate_share(extrapolated_objective(rewards, beta))}

@@ -284,7 +284,9 @@ def _format_share(attainable: dict, samples: int) -> str:
     if attainable["share"] is None:
         return f"not defined: the {samples} samples of every question have the same reward"
     words = "settled" if attainable["optimum"]["settled"] else "which still rises with their number"
-    return f"{format_estimate(attainable['share'])} (of an optimum estimated from {samples} samples, {words})"
+    extrapolated = attainable.get("share_extrapolated")  # an older evaluation has none
+    further = f"; extrapolated to many, {format_estimate(extrapolated)}" if extrapolated else ""
+    return f"{format_estimate(attainable['share'])} (of an optimum estimated from {samples} samples, {words}{further})"
 
 
 def format_change(before: float, after: float, difference: dict) -> str:

@@ -54,13 +54,26 @@ def attainable_objective(rewards: np.ndarray, beta: float) -> np.ndarray:
     return highest[:, 0] + beta * np.log(np.exp((rewards - highest) / beta).mean(1))
 
 
+def extrapolated_objective(rewards: np.ndarray, beta: float) -> np.ndarray:
+    """Extrapolate `attainable_objective` [N] to many samples, from all and from each half of them: its bias of order
+    1/S is gone (Quenouille 1956, doi 10.1093/biomet/43.3-4.353). One sample gives nothing to extrapolate from.
+    """
+    samples = rewards.shape[1]
+    half, whole = samples // 2, attainable_objective(rewards, beta)
+    if not half:
+        return whole
+    halves = np.mean([attainable_objective(rewards[:, first : first + half], beta) for first in (0, half)], axis=0)
+    return whole + (whole - halves) * half / (samples - half)
+
+
 def tilt_kl(weights: np.ndarray) -> np.ndarray:
     """Compute the KL [N] from weights [N, S] to equal weights, in nats a response: at most log S."""
     return (weights * np.log(np.maximum(weights * weights.shape[1], np.finfo(float).tiny))).sum(1)
 
 
 def measure_optimum(rewards: np.ndarray, beta: float, estimate_mean: Callable) -> dict:
-    """Measure the optimum at one beta: objective, reward and KL of the tilt, and the objective with fewer samples.
+    """Measure the optimum at one beta: objective, also extrapolated, reward and KL of the tilt, and the objective with
+    fewer samples.
 
     Args:
         estimate_mean: (values [N], groups [N]) to a mean with its interval (statistics.bootstrap_mean).
@@ -69,8 +82,8 @@ def measure_optimum(rewards: np.ndarray, beta: float, estimate_mean: Callable) -
         SETTLED_SHARE of the gain over equal weights; what is still missing is about as much again or more.
     """
     weights, prompts = tilt_weights(rewards, beta), np.arange(len(rewards))
-    values = {"objective": attainable_objective(rewards, beta), "reward": (weights * rewards).sum(1),
-              "kl": tilt_kl(weights)}
+    values = {"objective": attainable_objective(rewards, beta), "extrapolated": extrapolated_objective(rewards, beta),
+              "reward": (weights * rewards).sum(1), "kl": tilt_kl(weights)}
     by_samples = _objective_by_samples(rewards, beta)
     half, whole = list(by_samples.values())[-2:] if len(by_samples) > 1 else (-np.inf, values["objective"].mean())
     return {"beta": beta, **{name: estimate_mean(column, prompts) for name, column in values.items()},

@@ -14,7 +14,15 @@ from stages import evaluate
 from stages.artifacts.artifact import digest
 from stages.evaluation.attainable import Objective, compare_with_optimum, read_objective
 from stages.evaluation.statistics import bootstrap_mean
-from stages.generation.best_of_n import BETAS, attainable_objective, measure_optimum, tilt_curve, tilt_kl, tilt_weights
+from stages.generation.best_of_n import (
+    BETAS,
+    attainable_objective,
+    extrapolated_objective,
+    measure_optimum,
+    tilt_curve,
+    tilt_kl,
+    tilt_weights,
+)
 from stages.rewards.shaping import RewardShaper
 from tests.helpers.settings import shaping
 from tests.helpers.tiny_evaluation import CONFIG, make_tokenizer, save_inputs
@@ -55,6 +63,32 @@ def test_the_estimate_is_that_of_plain_python_at_any_scale(scale):
             power / total * math.log(12 * power / total) for power in powers if power), abs=1e-12)
 
 
+def test_the_extrapolated_estimate_lacks_the_bias_of_few_samples():
+    """A bandit whose optimum has a closed form; 16 samples of each of 40,000 questions, so that noise is small."""
+    probabilities, values, beta = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.0, 0.3, 0.8, 1.0]), 0.25
+    optimum = beta * math.log(math.fsum(p * math.exp(v / beta) for p, v in zip(probabilities, values, strict=True)))
+    rewards = values[np.random.default_rng(0).choice(4, size=(40_000, 16), p=probabilities)]
+    missing = optimum - attainable_objective(rewards, beta).mean()
+    assert missing > 0.02
+    assert abs(optimum - extrapolated_objective(rewards, beta).mean()) < 0.2 * missing
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5])
+def test_the_extrapolated_estimate_is_that_of_plain_python(samples):
+    """The bias b / S of S samples, known from two numbers of samples, is removed."""
+    rewards = np.random.default_rng(0).normal(size=(3, samples))
+    for row, value in zip(rewards, extrapolated_objective(rewards, 0.5), strict=True):
+        def estimate(*part):
+            return 0.5 * math.log(math.fsum(math.exp(reward / 0.5) for reward in part) / len(part))
+        half = samples // 2
+        expected = estimate(*row)
+        if half:
+            halves = (estimate(*row[:half]) + estimate(*row[half : 2 * half])) / 2
+            bias = (expected - halves) / (1 / samples - 1 / half)
+            expected -= bias / samples
+        assert value == pytest.approx(expected, rel=1e-12)
+
+
 def draw_bandit(questions: int, samples: int, beta: float):
     """Draw rewards of a start policy [N, S] and, of one answer of the exact tilt each, reward and log ratio [N]."""
     generator = np.random.default_rng(1)
@@ -74,6 +108,9 @@ def test_a_policy_tilted_exactly_has_the_whole_share():
     measured = compare_with_optimum(rewards, own - 0.5 * kl, rewards[:, 0], 0.5, **BOOTSTRAP)
     share = measured["share"]
     assert share["low"] < 1 < share["high"] and share["high"] - share["low"] < 0.05 and measured["optimum"]["settled"]
+    few = compare_with_optimum(rewards[:, :8], own - 0.5 * kl, rewards[:, 0], 0.5, **BOOTSTRAP)
+    excess = few["share"]["mean"] - 1
+    assert excess > 0.1 and abs(few["share_extrapolated"]["mean"] - 1) < 0.2 * excess
     start = compare_with_optimum(rewards, rewards[:, 0], rewards[:, 1], 0.5, **BOOTSTRAP)["share"]
     assert start["low"] < 0 < start["high"]
     means = rewards.mean(1)
