@@ -90,10 +90,11 @@ def plan_best_of_n(stage: str, run: Run, settings: Any) -> StagePlan:
 
 
 def plan_expert_iteration(stage: str, run: Run, settings: Any) -> StagePlan:
-    """Plan expert iteration: rounds of sampling, and of fine-tuning on one response to each prompt."""
+    """Plan expert iteration: rounds of sampling, and of fine-tuning on one response to each prompt, or all draws."""
     prompts = (settings.round_prompts or run.size.rl_questions or 0) * settings.rounds
     length = (settings.max_prompt_tokens + settings.max_response_tokens) * MEAN_LENGTH_SHARE
-    blocks = max(1, int(prompts * settings.epochs * length / settings.sequence_length_tokens))
+    documents = prompts * (settings.keep_draws or 1)
+    blocks = max(1, int(documents * settings.epochs * length / settings.sequence_length_tokens))
     saves = training_costs.count_saves(settings, blocks / settings.batch_sequences)
     tuning = training_costs.plan_blocks(stage, run, settings, blocks, settings.microbatch_sequences, saves,
                                         f"{prompts:,} prompts in {settings.rounds} rounds")

@@ -115,7 +115,7 @@ class CandidateSampler:
         s = self.settings
         return sample_in_batches(
             model, prompts, s.batch_prompts * s.n, seed, precision=s.precision, max_new_tokens=s.max_response_tokens,
-            temperature=s.temperature, stop_ids=self.stop_ids)
+            temperature=s.temperature, stop_ids=self.stop_ids, share_prefixes=s.n > 1)
 
 
 def build_sampler(
@@ -135,7 +135,8 @@ def build_sampler(
         artifact = checked_models.reward_artifact(source, reward)
         load_shared_tokenizer(policy, artifact)
         return checked_models.check_scorers(
-            load_reward_models(artifact, settings.precision, cpu_kernels=cpu_kernels), artifact,
+            load_reward_models(artifact, settings.precision, cpu_kernels=cpu_kernels, share_prompts=settings.n > 1),
+            artifact,
             longest_tokens=longest_tokens, min_correlation=min_correlation, sharded=False, say=say)
 
     load = partial(load_reward_functions, precision=settings.precision, pairs=pairs, load_models=load_models)
@@ -193,13 +194,25 @@ def choose_winners(
     return chosen.reshape(rewards.shape)
 
 
+def draw_tilted(rewards: np.ndarray, coefficient: float, draws: int, generator: np.random.Generator) -> np.ndarray:
+    """Draw responses to each prompt in proportion to exp(reward / coefficient); return how often each is drawn, [P, n].
+
+    If a policy pi gave the n responses, a drawn one is, for a large n, a sample of pi exp(reward / coefficient)
+    (sampling-importance resampling, Rubin 1988). Systematic: one random number a prompt (Kitagawa 1996).
+    """
+    weights = np.exp((rewards - rewards.max(1, keepdims=True)).astype(np.float64) / coefficient)
+    ends = np.cumsum(weights, 1) / weights.sum(1, keepdims=True) * draws
+    first = generator.random((len(rewards), 1))
+    return np.diff(np.ceil(ends - first).clip(0, draws), axis=1, prepend=0).astype(int)
+
+
 def list_winners(prompts: list[list[int]], parts: Iterable[Candidates], chosen: np.ndarray
                  ) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield (prompt, response) of the marked responses; chosen: [P, n]. A response that was cut off has no EOS."""
+    """Yield (prompt, response), as often as `chosen` [P, n] says. A response that was cut off has no EOS."""
     rows = zip(prompts, chosen, strict=True)
     for part in parts:
-        for (prompt, marks), responses in zip(islice(rows, len(part.responses)), part.responses, strict=True):
-            yield from ((prompt, responses[i]) for i in np.flatnonzero(marks))
+        for (prompt, counts), responses in zip(islice(rows, len(part.responses)), part.responses, strict=True):
+            yield from ((prompt, responses[i]) for i in np.repeat(np.arange(len(counts)), counts))
 
 
 def write_samples(path: Path, prompts: Prompts, parts: Iterable[Candidates], tokenizer) -> None:

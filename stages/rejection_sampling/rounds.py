@@ -21,7 +21,7 @@ from stages.generation.prompts import Prompts
 from stages.modeling.adapters import merged_adapter
 from stages.modeling.load import autocast
 from stages.modeling.packed.token_logprobs import response_logprobs
-from stages.rejection_sampling.candidates import CandidateSampler, choose_winners, list_winners, read_parts
+from stages.rejection_sampling.candidates import CandidateSampler, choose_winners, draw_tilted, list_winners, read_parts
 from stages.training import checkpoint
 from stages.training.loggers import TrainingLogger
 from stages.training.trainer import TrainerSettings, train
@@ -40,6 +40,7 @@ class RoundSettings:
     keep: str
     keep_above: float | None
     keep_share: float | None
+    keep_draws: int | None
     packing: str
     loss_on: str
     sequence_length_tokens: int
@@ -112,13 +113,21 @@ class RoundLoop:
             measured = [(part.rewards, part.distinct(), np.array(part.ended)) for part in self.sampler.sample(
                 model, prompts.ids, folder, f"expert_iteration round {number}")]
         rewards, distinct, ended = map(np.concatenate, zip(*measured, strict=True))
-        chosen = choose_winners(rewards, distinct, s.keep, s.keep_above, s.keep_share)
+        chosen = self._choose(rewards, distinct, number)
         documents = write_documents(folder / DOCUMENTS, list_winners(prompts.ids, read_parts(folder), chosen), None,
                                     int(chosen.sum()))
         loss = self._fine_tune(documents, folder, number)
-        return {"reward": float(rewards.mean()), "winners_reward": float(rewards[chosen].mean()),
+        return {"reward": float(rewards.mean()), "winners_reward": float(np.average(rewards, weights=chosen)),
                 "eos_rate": float(ended.mean()), "distinct_responses": float(distinct.mean()),
                 "documents": len(documents), "loss": loss}
+
+    def _choose(self, rewards: np.ndarray, distinct: np.ndarray, number: int) -> np.ndarray:
+        """Return how often a round trains on each response, [P, n]."""
+        s = self.settings
+        if s.keep == "tilted":
+            return draw_tilted(rewards, s.rounds * s.kl_coefficient, s.keep_draws,
+                               np.random.default_rng([s.seed, number]))
+        return choose_winners(rewards, distinct, s.keep, s.keep_above, s.keep_share)
 
     def _draw_prompts(self, number: int) -> list[int]:
         """Return the indices of a round's prompts: all, or the next ones, from the first again after the last."""

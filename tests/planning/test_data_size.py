@@ -14,10 +14,11 @@ from stages.planning.stage_plan import Run
 from stages.recipe.sections.data import Pairs
 from stages.recipe.sections.evaluate import Evaluate
 from stages.recipe.sections.models import Merge
+from stages.recipe.sections.rejection_sampling import ExpertIteration
 from stages.recipe.sections.reward import Reward
 from stages.reward_modeling import sampled_pairs
 from stages.stackexchange.pairs.table import SCHEMA, SPLITS, PairsWriter
-from tests.planning.small_model import HARDWARE, SECTIONS, small_shape
+from tests.planning.small_model import HARDWARE, REWARD, SECTIONS, small_shape
 
 ROWS = [("a" * 400, 1, 40, 2, 120), ("a" * 400, 1, 40, 3, 80), ("b" * 200, 4, 800, 5, 160)]  # of two questions
 
@@ -111,6 +112,16 @@ def test_samples_take_their_time_before_a_reward_model_is_trained(stage):
     assert plan.tokens - without.tokens == answers * (32 + 16)
     assert plan.flops - without.flops == 2 * small_shape(4).count_parameters() * answers * (32 + 16)
     assert plan.seconds > without.seconds and SAMPLED_AT_ONCE == sampled_pairs.BATCH_PROMPTS
+
+
+def test_expert_iteration_fine_tunes_on_every_draw():
+    """100 prompts of 4 blocks: 3 draws to each take three times the blocks of one, and the same samples."""
+    best = ExpertIteration(precision="fp32", rounds=1, n=4, max_prompt_tokens=256, max_response_tokens=256,
+                           sequence_length_tokens=64)
+    tilted = replace(best, keep="tilted", keep_draws=3)
+    run = Run(small_shape(4), HARDWARE, DataSize(rl_questions=100), REWARD)
+    one, three = (plan_stage("expert_iteration", run, each) for each in (best, tilted))
+    assert three.tokens - one.tokens == 2 * 100 * 4 * 64 and three.seconds > one.seconds
 
 
 def test_a_forward_pass_is_planned_as_large_as_it_is():

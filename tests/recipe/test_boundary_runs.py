@@ -30,7 +30,7 @@ ALONE = {
     "dpo": "lora.alpha+ lora.dropout+ learning_rate+ beta- beta+ max_length_tokens- train_pairs- validation_share+",
     "best_of_n": "max_prompt_tokens- temperature-",
     "expert_iteration": "lora.alpha+ lora.dropout+ max_prompt_tokens- temperature- learning_rate+ keep_above- "
-                        "keep_above+ keep_share- keep_share+",
+                        "keep_above+ keep_share- keep_share+ keep_draws-",
     "ilql": "lora.alpha+ lora.dropout+ cql_scale+ awac_scale+ awac_beta+ sampling_beta+ max_length_tokens- "
             "learning_rate+",
     "evaluate": "max_prompt_tokens- temperature-",
@@ -43,7 +43,7 @@ NOT_RUN = {
     "ppo": "lora.r+ iterations+ rollout_prompts+ minibatch_prompts+ microbatch_prompts+ epochs+ max_response_tokens+",
     "dpo": "lora.r+ max_steps+ epochs+",
     "best_of_n": "n+ max_response_tokens+ bootstrap_samples+",
-    "expert_iteration": "rounds+ n+ max_response_tokens+ lora.r+ epochs+",
+    "expert_iteration": "rounds+ n+ keep_draws+ max_response_tokens+ lora.r+ epochs+",
     "ilql": "lora.r+ max_steps+ epochs+",
     "evaluate": "best_of+ max_response_tokens+ bootstrap_samples+",
 }
@@ -60,7 +60,8 @@ BESIDE = {
     "reward+": {"max_sampled_tokens": 4},
     **{f"reward {name}": {"tune": "head", "pooling": "mean"}
        for name in ("layers-", "layers+", "head_penalty-", "head_penalty+")},
-    **{f"expert_iteration keep_{keep}{end}": {"keep": keep} for keep in ("above", "share") for end in "-+"},
+    **{f"expert_iteration keep_{name}{end}": {"keep": keep}
+       for name, keep in (("above", "above"), ("share", "share"), ("draws", "tilted")) for end in "-+"},
     "best_of_n+": {"reward_combine": "mean_minus_std"},
     "expert_iteration+": {"reward_combine": "mean_minus_std"},
     "ppo+": {"reward_combine": "mean_minus_std"},

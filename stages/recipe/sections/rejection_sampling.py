@@ -47,12 +47,17 @@ class ExpertIteration(RewardSettings, Training):
     round_prompts: int | None = setting(
         None, "prompts of each round, other ones in the next; null: all of the rl split [ReST^EM: all; RAFT: 2048]",
         within=COUNT)
-    keep: Literal["best", "above", "share"] = setting(
+    keep: Literal["best", "above", "share", "tilted"] = setting(
         "best", "responses to fine-tune on: 'best', that with the highest reward to each prompt [RAFT]; 'above', all "
         "distinct ones with a reward above keep_above [ReST^EM]; 'share', the keep_share of all distinct ones with "
-        "the highest rewards [ReST]")
+        "the highest rewards [ReST]; 'tilted', keep_draws to each prompt, drawn in proportion to exp(reward / (rounds "
+        "x kl_coefficient)): after all rounds, samples of the policy with the highest reward minus KL penalty [Rubin "
+        "1988, arXiv 2205.11275]")
     keep_above: float | None = setting(None, "threshold if keep is 'above' [ReST^EM: 0 of 0 or 1]", within=SIGNED)
     keep_share: float | None = setting(None, "share if keep is 'share' [ReST]", within=Range(0, 1, above=True))
+    keep_draws: int | None = setting(
+        None, "draws to each prompt if keep is 'tilted'; a response can be drawn several times [ours: 4]",
+        within=Range(1, 10**6), absent_means=None)
     temperature: float = setting_of(Ppo, "temperature")
     max_prompt_tokens: int = setting_of(Ppo, "max_prompt_tokens")
     max_response_tokens: int = setting_of(Ppo, "max_response_tokens")
@@ -74,7 +79,8 @@ class ExpertIteration(RewardSettings, Training):
     save_every_steps: int = setting_of(Sft, "save_every_steps", 100)
     validation_prompts: int = setting_of(Ppo, "validation_prompts")
     kl_coefficient: float = setting(
-        0.2, "coefficient of the KL in validation_selection_score, which chooses the best round [as ppo]",
+        0.2, "coefficient of the KL in validation_selection_score, which chooses the best round, and in the tilt if "
+        "keep is 'tilted' [as ppo]",
         within=COEFFICIENT)
     patience_rounds: int | None = setting(
         1, "stop after this many rounds without a better validation_selection_score; null: never [ours]", within=COUNT)
@@ -83,7 +89,9 @@ class ExpertIteration(RewardSettings, Training):
     def __post_init__(self):
         super().__post_init__()
         check_training(self)
-        for name, keep in (("keep_above", "above"), ("keep_share", "share")):
+        for name, keep in (("keep_above", "above"), ("keep_share", "share"), ("keep_draws", "tilted")):
             if (getattr(self, name) is not None) != (self.keep == keep):
                 raise ValueError(f"{name} and keep {keep!r} belong together: set both or neither of them (keep is "
                                  f"{self.keep!r})")
+        if self.keep == "tilted" and not self.kl_coefficient:
+            raise ValueError("keep 'tilted' divides rewards by kl_coefficient, which must be above 0")
