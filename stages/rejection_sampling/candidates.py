@@ -136,8 +136,7 @@ def build_sampler(
         load_shared_tokenizer(policy, artifact)
         return checked_models.check_scorers(
             load_reward_models(artifact, settings.precision, cpu_kernels=cpu_kernels, share_prompts=settings.n > 1),
-            artifact,
-            longest_tokens=longest_tokens, min_correlation=min_correlation, sharded=False, say=say)
+            artifact, longest_tokens=longest_tokens, min_correlation=min_correlation, sharded=False, say=say)
 
     load = partial(load_reward_functions, precision=settings.precision, pairs=pairs, load_models=load_models)
     functions = [function for source in sources for function in load(**source)]
