@@ -18,12 +18,7 @@ from stages.artifacts.lineage import find_input
 from stages.evaluation.policy_comparison import PolicyComparison
 from stages.evaluation.statistics import bootstrap_mean, bootstrap_statistic
 from stages.evaluation.summary import SAMPLES
-from stages.generation.best_of_n import (
-    attainable_objective,
-    extrapolated_objective,
-    measure_optimum,
-    tilt_curve,
-)
+from stages.generation.best_of_n import attainable_objective, extrapolated_objective, measure_optimum, tilt_curve
 from stages.rewards.reward_functions import MODEL
 from stages.rewards.shaping import ShapingSettings, shape_rewards
 from stages.runtime.series import read_history

@@ -56,7 +56,7 @@ class ExpertIteration(RewardSettings, Training):
     keep_above: float | None = setting(None, "threshold if keep is 'above' [ReST^EM: 0 of 0 or 1]", within=SIGNED)
     keep_share: float | None = setting(None, "share if keep is 'share' [ReST]", within=Range(0, 1, above=True))
     keep_draws: int | None = setting(
-        None, "draws to each prompt if keep is 'tilted'; a response can be drawn several times [ours: 4]",
+        None, "draws to each prompt if keep is 'tilted'; a response can be drawn several times [ours]",
         within=Range(1, 10**6), absent_means=None)
     temperature: float = setting_of(Ppo, "temperature")
     max_prompt_tokens: int = setting_of(Ppo, "max_prompt_tokens")
