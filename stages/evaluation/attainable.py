@@ -147,13 +147,10 @@ def compare_with_optimum(rewards: np.ndarray, own: np.ndarray, one: np.ndarray, 
     start, prompts = rewards.mean(1), np.arange(len(rewards))
     gained, control = own - start, one - start
     slope = np.cov(gained, control, bias=True)[0, 1] / control.var() if control.var() else 0.0
+    gains = {name: np.where(rewards.max(1) > rewards.min(1), estimate(rewards, beta) - start, 0.0)
+             for name, estimate in (("share", attainable_objective), ("share_extrapolated", extrapolated_objective))}
     estimate_mean = partial(bootstrap_mean, samples=samples, seed=seed)
-
-    def estimate_share(optimum: np.ndarray) -> dict | None:
-        gain = np.where(rewards.max(1) > rewards.min(1), optimum - start, 0.0)
-        return bootstrap_statistic(lambda sums: sums[0] / sums[1], np.stack([gained - slope * control, gain]), prompts,
-                                   samples=samples, seed=seed)
     return {"optimum": measure_optimum(rewards, beta, estimate_mean),
             "objective": estimate_mean(own, prompts), "start": estimate_mean(start, prompts),
-            "share": estimate_share(attainable_objective(rewards, beta)),
-            "share_extrapolated": estimate_share(extrapolated_objective(rewards, beta))}
+            **{name: bootstrap_statistic(lambda sums: sums[0] / sums[1], np.stack([gained - slope * control, gain]),
+                                         prompts, samples=samples, seed=seed) for name, gain in gains.items()}}

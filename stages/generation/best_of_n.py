@@ -62,8 +62,7 @@ def extrapolated_objective(rewards: np.ndarray, beta: float) -> np.ndarray:
     half, whole = samples // 2, attainable_objective(rewards, beta)
     if not half:
         return whole
-    halves = np.mean([attainable_objective(rewards[:, first : first + half], beta) for first in (0, half)], axis=0)
-    return whole + (whole - halves) * half / (samples - half)
+    return whole + (whole - _objective_of_groups(rewards, beta, half).mean(1)) * half / (samples - half)
 
 
 def tilt_kl(weights: np.ndarray) -> np.ndarray:
@@ -102,9 +101,13 @@ def tilt_curve(rewards: np.ndarray) -> list[dict[str, float]]:
 
 
 def _objective_by_samples(rewards: np.ndarray, beta: float) -> dict[str, float]:
-    """Estimate the mean objective with a quarter, half and all of the samples, over disjoint groups of them."""
-    samples, objectives = rewards.shape[1], {}
-    for count in sorted({samples // 4, samples // 2, samples} - {0}):
-        groups = rewards[:, :samples // count * count].reshape(-1, count)
-        objectives[str(count)] = float(attainable_objective(groups, beta).mean())
-    return objectives
+    """Estimate the mean objective with a quarter, half and all of the samples."""
+    samples = rewards.shape[1]
+    return {str(count): float(_objective_of_groups(rewards, beta, count).mean())
+            for count in sorted({samples // 4, samples // 2, samples} - {0})}
+
+
+def _objective_of_groups(rewards: np.ndarray, beta: float, count: int) -> np.ndarray:
+    """Estimate the highest objective from each of the disjoint groups of `count` samples, [N, S // count]."""
+    prompts, groups = len(rewards), rewards.shape[1] // count
+    return attainable_objective(rewards[:, :groups * count].reshape(-1, count), beta).reshape(prompts, groups)

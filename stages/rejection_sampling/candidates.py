@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stages.evaluation.statistics import bootstrap_mean
-from stages.generation.best_of_n import best_of_kl, best_of_n_weights
+from stages.generation.best_of_n import best_of_kl, best_of_n_weights, tilt_weights
 from stages.generation.prompts import Prompts
 from stages.generation.rollout import Rollout
 from stages.generation.sampler import sample_in_batches
@@ -199,8 +199,7 @@ def draw_tilted(rewards: np.ndarray, coefficient: float, draws: int, generator: 
     If a policy pi gave the n responses, a drawn one is, for a large n, a sample of pi exp(reward / coefficient)
     (sampling-importance resampling, Rubin 1988). Systematic: one random number a prompt (Kitagawa 1996).
     """
-    weights = np.exp((rewards - rewards.max(1, keepdims=True)).astype(np.float64) / coefficient)
-    ends = np.cumsum(weights, 1) / weights.sum(1, keepdims=True) * draws
+    ends = np.cumsum(tilt_weights(rewards.astype(np.float64), coefficient), 1) * draws
     first = generator.random((len(rewards), 1))
     return np.diff(np.ceil(ends - first).clip(0, draws), axis=1, prepend=0).astype(int)
 
