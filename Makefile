@@ -1,5 +1,5 @@
 # make ppo: set up this machine, then a Stack Exchange dump to an aligned answer model. make smollm2: a small real base.
-# make demo, test, lint, docs.
+# make demo, test, test-slow, lint, docs.
 PYTHON ?= python3
 # Without a GPU, from PyPI's big CUDA build to the small one: make ppo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
@@ -19,7 +19,7 @@ ifneq ($(wildcard $(READY)),)
 $(shell { $(VENV_WORKS); } >/dev/null 2>&1 || rm -f $(READY) $(EXTRAS))
 endif
 
-.PHONY: ppo install smollm2 demo extras test lint docs
+.PHONY: ppo install smollm2 demo extras test test-slow lint docs
 
 ppo: install
 	$(BIN)/snakemake --cores all ppo
@@ -51,8 +51,11 @@ $(EXTRAS): constraints-extras.txt $(READY)
 	$(BIN)/python -m pip install --quiet --requirement constraints-extras.txt --constraint constraints.txt
 	touch $@
 
-test: extras
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# The tests; and those that take longest (tests/conftest.py): whole runs, kills, several processes, Slurm, browsers.
+test: SELECTED := not slow
+test-slow: SELECTED := slow
+test test-slow: extras
+	$(BIN)/python -m pytest -m "$(SELECTED)" --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .

@@ -14,23 +14,27 @@ ROOT = Path(__file__).parents[1]
 let_idle_threads_sleep()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a script, also by children
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise under nohup
-# Files of 20 s or more, the longest first: last, one of them would keep one worker busy while the others have nothing
-# to do.
-LONG_FILES = (
-    "pipeline/test_workflow.py", "pipeline/test_resume.py", "pipeline/test_kills.py", "pipeline/test_slurm.py",
-    "pipeline/test_smollm2.py", "pipeline/test_soak.py", "training/test_trackers.py", "modeling/test_smollm2.py",
-    "distributed/test_world_sizes.py", "pipeline/test_recipe_twins.py", "reporting/test_report_page.py",
-    "recipe/test_boundary_runs.py", "pipeline/test_sft.py", "distributed/test_sharding.py",
-    "stackexchange/test_posts_scale.py", "rl/test_ppo_learns_bandit.py", "modeling/test_families.py",
-    "chat/test_demo_page.py", "command_line/test_command.py", "rl/test_precision.py")
+# What `make test-slow` runs, and `make test` does not: whole runs, kills, several processes, browsers, llama.cpp. The
+# longest first: last, one of them would keep one worker busy while the others have nothing to do.
+SLOW_FILES = (
+    "pipeline/test_workflow.py", "pipeline/test_soak.py", "pipeline/test_smollm2.py", "pipeline/test_resume.py",
+    "pipeline/test_slurm.py", "modeling/test_smollm2.py", "reporting/test_report_page.py", "pipeline/test_kills.py",
+    "distributed/test_world_sizes.py", "stackexchange/test_posts_scale.py", "recipe/test_boundary_runs.py",
+    "training/test_trackers.py", "chat/test_demo_page.py", "pipeline/test_sft.py", "distributed/test_sharding.py",
+    "modeling/test_cpu_kernel_build.py", "distributed/test_resume.py", "command_line/test_command.py",
+    "distributed/test_command.py", "evaluation/test_llama_cpp_check.py")
 if "PYTEST_XDIST_WORKER" in os.environ:  # one test process a core: more threads would only wait for each other
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the long files before all others."""
-    places = {file: place for place, file in enumerate(LONG_FILES)}
+    """Sort the slow files before all others, and mark their tests."""
+    places = {file: place for place, file in enumerate(SLOW_FILES)}
     items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(places)))
+    for item in items:
+        if "/".join(item.path.parts[-2:]) in places:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -47,6 +47,7 @@ def run_figures(run: Path) -> dict:
         **{f"{label}, PPO - SFT": bootstrap(paired_gain(run, name)) for name, label in GAINS.items()},
         **{f"gold, PPO - {name}": against[name]["gold"]["gold"] for name in best_of_n},
         "share of the attainable objective, PPO": attainable["share"],
+        "share of the extrapolated optimum, PPO": attainable.get("share_extrapolated"),  # not of an older evaluation
         **{f"code and explanation where both are wanted, {name}": both_traits(run, name.lower())
            for name in ("SFT", "PPO")},
         "unwanted traits, PPO": policies["ppo_best"]["gold_scores"]["unwanted"],

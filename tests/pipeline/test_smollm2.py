@@ -9,7 +9,7 @@ from tests.helpers.real_base import NEEDS_BASE
 from tests.helpers.stackexchange_dumps import document, qa_rows, write_dump
 
 LINKS = ("Snakefile", "environment.yml", "workflow", "profiles", "configs", "stages", "data", "tests")
-pytestmark = [NEEDS_BASE, pytest.mark.slow]
+pytestmark = NEEDS_BASE
 
 
 @pytest.fixture
