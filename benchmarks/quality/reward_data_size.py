@@ -24,7 +24,7 @@ from benchmarks.quality.hacking import stage
 from stages.artifacts.artifact import read_manifest
 from stages.evaluation.summary import format_estimate
 from stages.render.markdown_tables import format_table
-from stages.reporting.figures import DASHES, draw_png
+from stages.reporting.figures import DASHES, draw_pictures
 
 SIZES = ("500", "1000", "2000", "4000", "all")
 BEST_OF = [2, 4, 8, 16, 32, 64]
@@ -121,7 +121,7 @@ def main(words: list[str] | None = None) -> None:
     print(format_rows(rows))
     (arguments.out / "figures.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     (arguments.out / "gold.png").write_bytes(
-        draw_png(GoldCurves("Gold of best-of-n by number of preference pairs", rows), dark=False))
+        draw_pictures(GoldCurves("Gold of best-of-n by number of preference pairs", rows)).light)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from stages.render.html import Html, element, join_html, picture, stack_interval
 from stages.render.markdown_tables import clean_name
 from stages.reporting.curves import CURVES, CurveSpec, select_lines
 from stages.reporting.document import render_page
-from stages.reporting.figures import Curves, draw_png
+from stages.reporting.figures import Curves, draw_pictures
 from stages.reporting.headline import Verdict, policy_headline
 
 COMPARED_CURVES = {"base": ("loss",), "sft": ("loss", "perplexity"), "reward": ("loss", "accuracy"),
@@ -91,8 +91,8 @@ def _render_curves(runs: list[ComparedRun]) -> Html:
     words = "On held-out questions where they are measured there. A reward is its own run's, after scaling."
     figures = [curves for artifact, stage in _trained_artifacts(runs).items() for spec in CURVES[stage]
                if spec.name in COMPARED_CURVES[stage] and (curves := _overlay(runs, artifact, spec))]
-    pictures = (picture(*(draw_png(curves, dark) for dark in (False, True)), curves.title)
-                for curves in figures)
+    drawn = [(curves.title, draw_pictures(curves)) for curves in figures]
+    pictures = [picture(files.light, files.dark, title) for title, files in drawn]
     return join_html([element("p", words, class_="faint"), element("div", *pictures, class_="figures")])
 
 

@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -99,6 +100,14 @@ class Drawable(Protocol):
     def draw(self, axes, colours) -> None: ...
 
 
+class Pictures(NamedTuple):
+    """The files of a figure: PNG, light and dark, and SVG for print, light, with letters as paths."""
+
+    light: bytes
+    dark: bytes
+    svg: bytes
+
+
 @contextmanager
 def _drawn(figure: Drawable, dark: bool) -> Iterator[FigureCanvasAgg]:
     """Yield a canvas with the figure, in whose colours and fonts the block runs."""
@@ -112,21 +121,24 @@ def _drawn(figure: Drawable, dark: bool) -> Iterator[FigureCanvasAgg]:
         yield canvas
 
 
-def draw_png(figure: Drawable, dark: bool) -> bytes:
-    """Draw a figure as a PNG file; the same figure gives the same bytes."""
-    with _drawn(figure, dark) as canvas:
-        canvas.draw()
-        pixels = Image.frombytes("RGBA", canvas.get_width_height(), canvas.buffer_rgba())
-    stream = io.BytesIO()
-    pixels.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(stream, "png", optimize=True)
-    return stream.getvalue()
-
-
-def draw_svg(figure: Drawable) -> bytes:
-    """Draw a figure as an SVG file for print, light, with letters as paths; the same figure gives the same bytes."""
+def draw_pictures(figure: Drawable) -> Pictures:
+    """Draw a figure; the same figure gives the same bytes. The layout, a third of the time, is computed once."""
     stream = io.BytesIO()
     with _drawn(figure, dark=False) as canvas:
-        canvas.figure.savefig(stream, format="svg", metadata={"Date": None})
+        light, (axes,) = _save_png(canvas), canvas.figure.axes
+        canvas.figure.set_layout_engine("none")
+        FigureCanvasSVG(canvas.figure).print_svg(stream, metadata={"Date": None})
+    with _drawn(figure, dark=True) as canvas:
+        canvas.figure.set_layout_engine("none")
+        canvas.figure.axes[0].set_position(axes.get_position())
+        return Pictures(light, _save_png(canvas), stream.getvalue())
+
+
+def _save_png(canvas: FigureCanvasAgg) -> bytes:
+    """Draw a canvas as a PNG file."""
+    canvas.draw()
+    pixels, stream = Image.frombytes("RGBA", canvas.get_width_height(), canvas.buffer_rgba()), io.BytesIO()
+    pixels.convert("RGB").quantize(PALETTE, dither=Image.Dither.NONE).save(stream, "png", optimize=True)
     return stream.getvalue()
 
 
@@ -142,12 +154,12 @@ class FigureFolder:
         return element("div", *(self._draw(name, figure) for name, figure in figures.items()), class_="figures")
 
     def _draw(self, name: str, figure: Drawable) -> Html:
-        light, dark = (draw_png(figure, dark) for dark in (False, True))
-        (self.folder / f"{name}.png").write_bytes(light)
-        (self.folder / f"{name}-dark.png").write_bytes(dark)
-        (self.folder / f"{name}.svg").write_bytes(draw_svg(figure))
+        drawn = draw_pictures(figure)
+        (self.folder / f"{name}.png").write_bytes(drawn.light)
+        (self.folder / f"{name}-dark.png").write_bytes(drawn.dark)
+        (self.folder / f"{name}.svg").write_bytes(drawn.svg)
         self.count += 1
-        return picture(light, dark, figure.title)
+        return picture(drawn.light, drawn.dark, figure.title)
 
 
 def add_legend(axes) -> None:

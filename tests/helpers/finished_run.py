@@ -142,8 +142,7 @@ def write(folders, numbers: dict, samples: list[dict]) -> None:
 
 def draw_dots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every figure of a page be a dot: drawing is most of what a page costs, and other tests draw each kind."""
-    monkeypatch.setattr(figures, "draw_png", lambda *_: DOT)
-    monkeypatch.setattr(figures, "draw_svg", lambda *_: b"<svg/>")
+    monkeypatch.setattr(figures, "draw_pictures", lambda _: figures.Pictures(DOT, DOT, b"<svg/>"))
 
 
 def page_of(folders, tmp_path, config=evaluate.Report()) -> str:

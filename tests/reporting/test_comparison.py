@@ -11,6 +11,7 @@ import yaml
 from stages import compare
 from stages.reporting import comparison
 from stages.reporting.document import FOLDER
+from stages.reporting.figures import Pictures
 from tests.helpers import finished_run
 from tests.helpers.finished_run import EVIL, metrics
 
@@ -44,7 +45,7 @@ def edit(artifact, change) -> None:
 @pytest.fixture
 def undrawn(monkeypatch):
     """Spare the drawing, which most tests do not look at."""
-    monkeypatch.setattr(comparison, "draw_png", lambda *_: bytes(24))
+    monkeypatch.setattr(comparison, "draw_pictures", lambda _: Pictures(bytes(24), bytes(24), b""))
 
 
 @pytest.fixture

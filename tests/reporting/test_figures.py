@@ -42,12 +42,37 @@ def test_an_axis_shows_values_and_not_their_distance_from_an_offset():
 
 def test_an_svg_file_is_the_same_in_every_process_and_shows_a_title_as_it_is():
     figure = figures.Curves("a < b & <script>", "step", {"a": [(1, 2.0), (2, 3.0)], "b": [(1, 1.0)]})
-    drawn = figures.draw_svg(figure)
+    drawn = figures.draw_pictures(figure).svg
     root = ElementTree.fromstring(drawn)
     assert root.tag.endswith("svg") and not list(root.iter("{http://www.w3.org/2000/svg}script"))
-    program = f"import sys; from stages.reporting.figures import *; sys.stdout.buffer.write(draw_svg({figure!r}))"
+    program = (f"import sys; from stages.reporting.figures import *; "
+               f"sys.stdout.buffer.write(draw_pictures({figure!r}).svg)")
     again = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True).stdout
     assert again == drawn
+
+
+def test_both_pictures_have_the_layout_that_is_computed_once():
+    """Against a figure that computes its layout itself."""
+    figure = figures.Curves("t", "step", {"a": [(1, 2000.0), (2, 3000.0)]}, y_label="nats")
+    places = []
+    save = figures._save_png
+
+    def note(canvas):
+        png = save(canvas)
+        places.append([axes.get_position().bounds for axes in canvas.figure.axes])
+        return png
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "_save_png", note)
+        figures.draw_pictures(figure)
+    with rc_context(figures.BASE):
+        canvas = FigureCanvasAgg(Figure(figsize=(figures.WIDTH_INCHES, figures.ASPECT * figures.WIDTH_INCHES),
+                                        dpi=figures.DPI))
+        axes = canvas.figure.add_subplot()
+        axes.set_title(figure.title)
+        figure.draw(axes, figures.DARK[2])
+        canvas.draw()
+    assert places == [[axes.get_position().bounds]] * 2
 
 
 def estimate(mean: float) -> dict:
