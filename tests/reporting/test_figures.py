@@ -1,5 +1,6 @@
 """Figures: bins that outliers do not spoil, and axes that show their values."""
 
+import io
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -9,9 +10,10 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from stages.reporting import figures
-from stages.reporting.frontier_figure import Frontier, FrontierPoint
+from stages.reporting.frontier_figure import FURTHER_COLOURS, Frontier, FrontierPoint
 from tests.helpers.documentation import ROOT
 
 
@@ -73,6 +75,20 @@ def test_both_pictures_have_the_layout_that_is_computed_once():
         figure.draw(axes, figures.DARK[2])
         canvas.draw()
     assert places == [[axes.get_position().bounds]] * 2
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_policy_keeps_its_colour_in_the_file(dark):
+    colours = (*(figures.DARK if dark else figures.LIGHT)[2], *FURTHER_COLOURS)
+    points = {f"policy {n}": [FrontierPoint(exact(0.3 * n + 0.1 * i), estimate(n + 0.1 * i), f"{n}.{i}")
+                              for i in range((6, 3, 1)[min(n, 2)])] for n in range(len(colours))}
+    lines = {f"policy {n}": [(0.02 * x, (0.02 * x) ** 0.5 + n) for x in range(100)] for n in range(2)}
+    lines["optimum"] = [(0.02 * x, (0.02 * x) ** 0.5 + 1.5) for x in range(100)]
+    drawn = figures.draw_pictures(Frontier("Score against KL", "square root of the KL", "score", points, lines))
+    pixels = np.asarray(Image.open(io.BytesIO(drawn.dark if dark else drawn.light)).convert("RGB")).astype(int)
+    for colour in colours:
+        there = np.abs(pixels - [int(colour[at:at + 2], 16) for at in (1, 3, 5)]).sum(axis=2) < 10
+        assert there.sum() > 100, colour
 
 
 def estimate(mean: float) -> dict:
