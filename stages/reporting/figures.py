@@ -19,9 +19,9 @@ from stages.render.html import Html, element, picture
 
 WIDTH_INCHES, ASPECT = 7.0, 0.56
 DPI = 110
-# A figure has a few colours and their blends: 64 take a third of the bytes and look the same. An octree keeps a colour of
-# few pixels, which the median cut replaces. Snakemake's own report embeds our figures, and browsers refuse an embedded
-# page of over 2 MB.
+# A figure has a few colours and their blends: 64 take a third of the bytes and look the same. An octree keeps a colour
+# of few pixels, which the median cut replaces. Snakemake's own report embeds our figures, and browsers refuse an
+# embedded page of over 2 MB.
 PALETTE = 64
 # A figure is shown at about half its width: letters are drawn that much larger.
 BASE = {"font.family": "DejaVu Sans", "font.size": 15, "axes.titlesize": 16, "axes.titlelocation": "left",
