@@ -51,7 +51,7 @@ $(EXTRAS): constraints-extras.txt $(READY)
 	$(BIN)/python -m pip install --quiet --requirement constraints-extras.txt --constraint constraints.txt
 	touch $@
 
-# The tests; and those that take longest (tests/conftest.py): whole runs, kills, several processes, Slurm, browsers.
+# The tests; and those that take longest, which tests/conftest.py lists.
 test: SELECTED := not slow
 test-slow: SELECTED := slow
 test test-slow: extras

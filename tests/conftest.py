@@ -30,10 +30,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one test process a core: more threads
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the slow files before all others, and mark their tests."""
-    places = {file: place for place, file in enumerate(SLOW_FILES)}
-    items.sort(key=lambda item: places.get("/".join(item.path.parts[-2:]), len(places)))
+    slow = {ROOT / "tests" / file: place for place, file in enumerate(SLOW_FILES)}
+    items.sort(key=lambda item: slow.get(item.path, len(slow)))
     for item in items:
-        if "/".join(item.path.parts[-2:]) in places:
+        if item.path in slow:
             item.add_marker(pytest.mark.slow)
 
 

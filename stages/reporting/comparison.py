@@ -91,8 +91,7 @@ def _render_curves(runs: list[ComparedRun]) -> Html:
     words = "On held-out questions where they are measured there. A reward is its own run's, after scaling."
     figures = [curves for artifact, stage in _trained_artifacts(runs).items() for spec in CURVES[stage]
                if spec.name in COMPARED_CURVES[stage] and (curves := _overlay(runs, artifact, spec))]
-    drawn = [(curves.title, draw_pictures(curves)) for curves in figures]
-    pictures = [picture(files.light, files.dark, title) for title, files in drawn]
+    pictures = (picture(*draw_pictures(curves)[:2], curves.title) for curves in figures)  # light, dark
     return join_html([element("p", words, class_="faint"), element("div", *pictures, class_="figures")])
 
 

@@ -53,27 +53,21 @@ def test_an_svg_file_is_the_same_in_every_process_and_shows_a_title_as_it_is():
     assert again == drawn
 
 
-def test_both_pictures_have_the_layout_that_is_computed_once():
+def test_both_pictures_have_the_layout_that_is_computed_once(monkeypatch):
     """Against a figure that computes its layout itself."""
     figure = figures.Curves("t", "step", {"a": [(1, 2000.0), (2, 3000.0)]}, y_label="nats")
-    places = []
-    save = figures._save_png
+    places, save = [], figures._save_png
 
     def note(canvas):
         png = save(canvas)
         places.append([axes.get_position().bounds for axes in canvas.figure.axes])
         return png
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "_save_png", note)
-        figures.draw_pictures(figure)
-    with rc_context(figures.BASE):
-        canvas = FigureCanvasAgg(Figure(figsize=(figures.WIDTH_INCHES, figures.ASPECT * figures.WIDTH_INCHES),
-                                        dpi=figures.DPI))
-        axes = canvas.figure.add_subplot()
-        axes.set_title(figure.title)
-        figure.draw(axes, figures.DARK[2])
+    monkeypatch.setattr(figures, "_save_png", note)
+    figures.draw_pictures(figure)
+    with figures._drawn(figure, dark=True) as canvas:
         canvas.draw()
+        (axes,) = canvas.figure.axes
     assert places == [[axes.get_position().bounds]] * 2
 
 
